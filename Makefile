@@ -17,12 +17,13 @@
 #   make release-check     the wheel alone on each Python that is here: README, ten pages; what a person has to do
 #   make docs              the site, into docs/_build/html
 #   make bench             the benchmarks in examples/benchmarks
-#   make gpu               GPU tests and benchmarks (ARGS=--rehearse: small, on the CPU)
+#   make gpu               GPU tests and benchmarks, with the torch that is there (ARGS=--rehearse: small, on the CPU)
 #   make chaos             real jobs under drawn faults, each epoch against an undisturbed one
 #   make compare-faults    what loaders do when a worker is killed...: ours, PyG, graphlearn-torch
 #   make simulate          the coordination of 16 to 4,096 ranks, and 200 schedules of faults
 #
-# PYTHON=python3.12 names the interpreter; otherwise the newest that is found is taken.
+# PYTHON=python3.12 names the interpreter; otherwise the newest that is found is taken, by make gpu the
+# first that has torch.
 
 PYTHON ?=
 NEWEST = .ci/in-venv $(or $(PYTHON),newest)
@@ -40,7 +41,7 @@ SEAMS = tests/test_init.py tests/test_glt.py tests/test_glt_classes.py tests/tes
   tests/test_glt_parts.py tests/dataset tests/sampler tests/collate tests/pyg tests/transport \
   tests/loader/test_neighbor.py tests/loader/test_link.py tests/loader/test_ppr.py
 TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
-SCRIPTS = .ci/in-venv .ci/find-python .ci/install .ci/run $(wildcard examples/slurm/*.sbatch)
+SCRIPTS = .ci/in-venv .ci/find-python .ci/install .ci/run .ci/with-torch $(wildcard examples/slurm/*.sbatch)
 LINT = $(TESTED) ruff check . && $(TESTED) ruff format --check . && $(TESTED) shellcheck $(SCRIPTS) \
 	&& $(TESTED) mypy
 ARGS ?=
@@ -120,7 +121,7 @@ bench:
 	@set -e; for script in examples/benchmarks/*/bench*.py; do echo "== $$script"; $(NEWEST) python $$script $(ARGS); done
 
 gpu:
-	@OMP_NUM_THREADS=1 $(TESTED) python examples/benchmarks/gpu/bench.py $(ARGS)
+	@.ci/with-torch "$(PYTHON)" examples/benchmarks/gpu/bench.py $(ARGS)
 
 chaos:
 	@$(TESTED) python examples/benchmarks/faults/chaos.py $(ARGS)
@@ -132,4 +133,4 @@ simulate:
 	@$(TESTED) python examples/benchmarks/at_size/simulate.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-modern .venv-native .venv-oldest docs/_build
+	rm -rf .venv .venv-gpu .venv-modern .venv-native .venv-oldest docs/_build

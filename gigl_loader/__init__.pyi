@@ -1,3 +1,4 @@
+from gigl_loader._glt import NodeSamplerInput as NodeSamplerInput
 from gigl_loader.client.dataset import RemoteDistDataset as RemoteDistDataset
 from gigl_loader.collate.check_padding import check_padding as check_padding
 from gigl_loader.collate.padding import padding_sizes as padding_sizes

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 # nothing that needs torch: if that cannot be imported, versions are printed before
 import gigl_loader
-from gigl_loader._gloo import VARIABLE, interface_needed
 from gigl_loader.errors import ConfigError, UsageError, without_default_types
+from gigl_loader.gloo_interface import VARIABLE, interface_needed
 from gigl_loader.memory import segments
 from gigl_loader.system import Footprint, meminfo, number_in, usable_cpus
 from gigl_loader.transport import own_address, sockets
@@ -66,7 +66,7 @@ def versions() -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             yield Finding(package, "not installed", bad=package not in _OPTIONAL)
     yield Finding("GPUs", _gpus())
-    yield Finding("kernels for GPUs", _device_kernels())
+    yield _device_kernels()
 
 
 def _gpus() -> str:
@@ -83,12 +83,22 @@ def _gpus() -> str:
     return f"{len(gpus)}: {', '.join(gpus)}"
 
 
-def _device_kernels() -> str:
-    """Return the kernels for sampling on a GPU."""
+def _device_kernels() -> Finding:
+    """Report the kernels for sampling on a GPU."""
+    name = "kernels for GPUs"
     try:
-        return f"Warp {importlib.metadata.version('warp-lang')}"
+        version = importlib.metadata.version("warp-lang")
     except importlib.metadata.PackageNotFoundError:
-        return "torch's operators; pip install 'gigl_loader[gpu]' for compiled ones"
+        return Finding(name, "torch's operators; pip install 'gigl_loader[gpu]' for compiled ones")
+    import torch
+
+    from gigl_loader.on_device.device_kernels import reason_against_warp
+
+    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        reason, _ = reason_against_warp(torch.device("cuda", number))
+        if reason is not None:
+            return Finding(name, f"torch's operators: {reason}", bad=True)
+    return Finding(name, f"Warp {version}")
 
 
 def glt_door() -> Iterator[Finding]:

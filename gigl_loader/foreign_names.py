@@ -1,7 +1,77 @@
 """Names that people import from GiGL, graphlearn-torch and PyG, and what takes their place here.
 
-The data of the advice that `gigl_loader._lazy` gives. A name that exists here is not in it.
+The data of `gigl_loader._lazy`: `MODULES` are paths of GiGL whose names exist here, `ADVICE` is on
+names that do not.
 """
+
+from typing import TypeVar
+
+_V = TypeVar("_V")
+
+
+def _each(names: str, value: _V) -> dict[str, _V]:
+    return dict.fromkeys(names.split(), value)
+
+
+MODULES: dict[str, dict[str, str]] = {
+    "base_dist_loader": {
+        **_each("BaseDistLoader DistributedRuntimeInfo", "gigl_loader"),
+        "DEFAULT_NUM_CPU_THREADS": "gigl_loader.loader.job_ranks",
+    },
+    "dist_ablp_neighborloader": {"DistABLPLoader": "gigl_loader"},
+    "dist_context": {"DistributedContext": "gigl_loader"},
+    "dist_dataset": {"DistDataset": "gigl_loader"},
+    "dist_sampling_producer": {"DistSamplingProducer": "gigl_loader"},
+    "distributed_neighborloader": {"DistNeighborLoader": "gigl_loader"},
+    "graph_store.compute": _each(
+        "async_request_server init_compute_process request_server shutdown_compute_process",
+        "gigl_loader.graph_store",
+    ),
+    "graph_store.dist_server": {"DistServer": "gigl_loader.graph_store"},
+    "graph_store.remote_channel": {"RemoteReceivingChannel": "gigl_loader.graph_store"},
+    "graph_store.remote_dist_dataset": {"RemoteDistDataset": "gigl_loader"},
+    "graph_store.storage_utils": _each(
+        "build_storage_dataset run_storage_server", "gigl_loader.graph_store"
+    ),
+    "sampler_options": _each(
+        "KHopNeighborSamplerOptions PPRSamplerOptions SamplerOptions", "gigl_loader"
+    ),
+    "types.graph": {
+        **_each(
+            "DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE FeatureInfo "
+            "FeaturePartitionData GraphPartitionData PartitionOutput is_label_edge_type "
+            "message_passing_to_negative_label message_passing_to_positive_label",
+            "gigl_loader",
+        ),
+        **_each(
+            "label_edge_type_to_message_passing_edge_type reverse_edge_type "
+            "select_label_edge_types to_heterogeneous_edge to_heterogeneous_node to_homogeneous",
+            "gigl_loader.dataset.gigl_types",
+        ),
+    },
+    "utils.degree": {"compute_and_broadcast_degree_tensor": "gigl_loader.dataset.degrees"},
+    "utils.device": {"get_available_device": "gigl_loader.utils"},
+    "utils.init_neighbor_loader_worker": _each(
+        "get_process_group_name init_neighbor_loader_worker", "gigl_loader.loader.job_ranks"
+    ),
+    "utils.neighborloader": {"DatasetSchema": "gigl_loader"},
+    "utils.networking": _each(
+        "get_free_port get_free_ports get_free_ports_from_master_node get_free_ports_from_node "
+        "get_graph_store_info get_internal_ip_from_all_ranks get_internal_ip_from_master_node "
+        "get_internal_ip_from_node",
+        "gigl_loader.utils",
+    ),
+    **_each(  # no name of these exists here
+        "base_sampler constants dataset_factory dist_neighbor_sampler dist_partitioner "
+        "dist_ppr_sampler dist_range_partitioner graph_store.messages graph_store.sharding "
+        "graph_store.shared_dist_sampling_producer types utils.ablp utils.channel "
+        "utils.dist_sampler utils.dist_typed_sampler utils.partition_book utils.sampling_errors "
+        "utils.serialized_graph_metadata_translator",
+        {},
+    ),
+}
+"""Modules of GiGL's ``gigl.distributed`` that are no files here, and ``gigl.types``: by their path
+below ``gigl_loader``, the public names that exist here, and the module that has each of them."""
 
 _PARTITION = (
     "partition_graph(data, n, root) or partition_tables(...) writes partitions, and "
@@ -30,6 +100,16 @@ _SUBGRAPHS = (
     'the example of "Sampling"'
 )
 
+_LOGGER = 'logging.getLogger(__name__); loggers here are below "gigl_loader"'
+_TYPE_VARIABLE = "typing.TypeVar makes one"
+_PPR = "PPRSamplerOptions(...) of a loader; batches then have the edges in their stores"
+_SERVERS_OWN = "loaders and servers make it themselves; DistServer has the calls"
+_LABELS = "batches of DistABLPLoader have y_positive and y_negative; use_label_edge_index_output="
+_QUANTIZED = (
+    "feature_dtype= of partition_tables(...) stores rows in fewer bits; batches have floats"
+)
+_READY = "leave it out: compute processes wait for the servers when they join"
+
 ADVICE: dict[str, dict[str, str]] = {
     "gigl_loader": {
         # GiGL
@@ -40,11 +120,12 @@ ADVICE: dict[str, dict[str, str]] = {
         "DistRangePartitioner": f'{_PARTITION}; method="contiguous" gives ranges',
         "DistLinkPredictionDataset": "DistDataset, which holds labels, too",
         "DistLinkPredictionDataPartitioner": _PARTITION,
-        "get_graph_store_info": "GraphStoreInfo.from_env()",
+        "get_graph_store_info": "it is in gigl_loader.graph_store",
+        "init_neighbor_loader_worker": "it is in gigl_loader.utils",
         "SamplingEngine": "a loader takes a DistDataset or a RemoteDistDataset, which decides it",
         "ColocatedSamplingEngine": "a loader of a DistDataset",
         "GraphStoreSamplingEngine": "a loader of a RemoteDistDataset",
-        "build_storage_dataset": f"DistDataset.load(root, storage_rank), or {_SERVE}",
+        "build_storage_dataset": _STORE,
         # graphlearn-torch
         "DistRandomPartitioner": f'{_PARTITION}; method="random" draws the owners',
         "DistTableRandomPartitioner": "partition_tables(...) reads tables within a memory limit",
@@ -104,7 +185,6 @@ ADVICE: dict[str, dict[str, str]] = {
         "NeighborSampler": f"{_NODES}; {_SAMPLER}",
         "DistNeighborSampler": f"{_NODES}; {_SAMPLER}",
         "BaseSampler": _SAMPLER,
-        "NodeSamplerInput": "give the loader input_nodes=",
         "EdgeSamplerInput": "give DistLinkNeighborLoader edge_label_index=",
         "ImbalancedSampler": "repeat or leave out seeds in input_nodes=",
         "DynamicBatchSampler": "pad= divides batches that are larger than a size",
@@ -122,11 +202,111 @@ ADVICE: dict[str, dict[str, str]] = {
         "get_server": _SERVE,
         "init_client": f"{_JOIN}shutdown_compute_process() leaves it",
         "shutdown_client": f"{_JOIN}shutdown_compute_process() leaves it",
-        "get_graph_store_info": "gigl_loader.GraphStoreInfo.from_env()",
-        "build_storage_dataset": f"DistDataset.load(root, storage_rank), or {_SERVE}",
         "DistNeighborLoader": "it is in gigl_loader",
         "DistABLPLoader": "it is in gigl_loader",
         "DistDataset": "it is in gigl_loader",
+    },
+    # the modules of GiGL's
+    "gigl_loader.base_sampler": _each("SampleLoopInputs BaseDistNeighborSampler", _SAMPLER),
+    "gigl_loader.constants": _each(
+        "DEFAULT_MASTER_INFERENCE_PORT DEFAULT_MASTER_SAMPLING_PORT "
+        "DEFAULT_MASTER_DATA_BUILDING_PORT",
+        "no port is fixed: loaders agree on theirs, and get_free_port() of utils finds one",
+    ),
+    "gigl_loader.dist_ppr_sampler": _each(
+        "PPR_EDGE_INDEX_METADATA_KEY PPR_WEIGHT_METADATA_KEY PPRTensorOutput PPRCacheState "
+        "PPRResult SampledEdgeResult DistPPRNeighborSampler",
+        _PPR,
+    ),
+    "gigl_loader.distributed_neighborloader": {"flush": "print(..., flush=True)"},
+    "gigl_loader.graph_store.compute": {"R": _TYPE_VARIABLE},
+    "gigl_loader.graph_store.dist_server": {
+        "SERVER_EXIT_STATUS_CHECK_INTERVAL": f"a server waits by itself: {_SERVE}",
+        "FETCH_SLOW_LOG_SECS": "loader.stats() says what a loader waits for",
+        "R": _TYPE_VARIABLE,
+        **_each("ChannelState SamplingBackendState", _SERVERS_OWN),
+    },
+    "gigl_loader.graph_store.messages": {
+        **_each("InitSamplingBackendRequest RegisterBackendRequest", _SERVERS_OWN),
+        "FetchNodesRequest": "RemoteDistDataset.fetch_node_ids(...) takes its arguments",
+        "FetchABLPInputRequest": "RemoteDistDataset.fetch_ablp_input(...) takes its arguments",
+    },
+    "gigl_loader.graph_store.sharding": _each(
+        "ServerSlice compute_server_assignments",
+        "RemoteDistDataset.fetch_node_ids(rank, world_size) assigns servers to ranks",
+    ),
+    "gigl_loader.graph_store.shared_dist_sampling_producer": _each(
+        "EPOCH_DONE_EVENT SCHEDULER_TICK_SECS SCHEDULER_STATE_LOG_INTERVAL_SECS "
+        "SCHEDULER_STATE_MAX_CHANNELS SCHEDULER_SLOW_SUBMIT_SECS SharedMpCommand RegisterInputCmd "
+        "StartEpochCmd ActiveEpochState CommandPayload SharedDistSamplingBackend",
+        _SERVERS_OWN,
+    ),
+    "gigl_loader.sampler": {
+        **_each("POSITIVE_LABEL_METADATA_KEY NEGATIVE_LABEL_METADATA_KEY", _LABELS),
+        **_each("NODE_PACKED_FEATURES_METADATA_KEY EDGE_PACKED_FEATURES_METADATA_KEY", _QUANTIZED),
+        "ABLPNodeSamplerInput": "ABLPInputNodes, or input_nodes= of DistABLPLoader",
+    },
+    "gigl_loader.sampler_options": {
+        "resolve_sampler_options": "loaders take num_neighbors and sampler_options themselves",
+    },
+    "gigl_loader.types.graph": {
+        "NodeType": "a str, such as 'user'",
+        "Relation": "a str, such as 'follows'",
+        "EdgeType": "a tuple, such as ('user', 'follows', 'user')",
+        **_each("FeatureQuantizationIndexTensors FeatureQuantizationMetadata", _QUANTIZED),
+        "LoadedGraphTensors": f"PartitionOutput(...) for DistDataset.build; or {_PARTITION}",
+    },
+    "gigl_loader.utils": _each("write_readiness_signal wait_for_readiness_signal", _READY),
+    "gigl_loader.utils.ablp": _each(
+        "label_edge_index_to_dict remap_labels_to_local_edge_indices", _LABELS
+    ),
+    "gigl_loader.utils.channel": _each(
+        "SizedShmChannel MonitoredShmChannel",
+        "BaseDistLoader.create_colocated_channel(...), and loader.stats() for its use",
+    ),
+    "gigl_loader.utils.device": {
+        "get_device_from_process_group": "tensors on the CPU for a gloo group, and on the current "
+        "GPU for NCCL's; on_all_ranks(...) and sum_over_ranks(...) take either",
+    },
+    "gigl_loader.utils.dist_sampler": _each(
+        "SamplerInput SamplerRuntime create_dist_sampler", _SAMPLER
+    ),
+    "gigl_loader.utils.dist_typed_sampler": _each(
+        "TypedPPRChannelKey TypedPPRChannelEdgeTypeGroups TypedPPRChannelTraversalMap "
+        "TypedPPRChannelTraversalMaps parse_typed_channel_ratio_groups "
+        "compute_typed_channel_target_counts build_edge_type_channel_group_edge_type_ids",
+        "PPRSamplerOptions(typed_channel_ratios=...)",
+    ),
+    "gigl_loader.utils.neighborloader": {
+        "SamplingClusterSetup": "a loader takes a DistDataset or a RemoteDistDataset",
+        "patch_fanout_for_sampling": "BaseDistLoader.create_sampling_config(...) does that",
+        "shard_nodes_by_process": "input_nodes=: a loader takes its process's share of them",
+        "extract_metadata": "a field '#META.name' of a sampler is the attribute name of batches",
+        **_each(
+            "labeled_to_homogeneous strip_non_ppr_edge_types strip_label_edges "
+            "set_missing_features",
+            "leave it out: batches come so",
+        ),
+        **_each("attach_ppr_outputs extract_edge_type_metadata", _PPR),
+        **_each(
+            "materialize_quantized_node_features materialize_quantized_edge_features", _QUANTIZED
+        ),
+    },
+    "gigl_loader.utils.networking": _each(
+        "write_readiness_signal wait_for_readiness_signal", _READY
+    ),
+    "gigl_loader.utils.partition_book": {
+        "get_ids_on_rank": "DistDataset.node_ids has the ids of a partition",
+        "get_total_ids": "DistDataset.num_nodes",
+        "build_partition_book": _PARTITION,
+    },
+    "gigl_loader.utils.sampling_errors": _each(
+        "SAMPLING_ERROR_KEY encode_sampling_error raise_if_sampling_error",
+        "an error of a sampler comes out of the loop as SamplingError",
+    ),
+    "gigl_loader.utils.serialized_graph_metadata_translator": {
+        "convert_pb_to_serialized_graph_metadata": "partition_tables(...) reads Parquet, CSV and "
+        "Arrow tables",
     },
 }
 """Advice by package and name."""
@@ -135,4 +315,7 @@ ADVICE: dict[str, dict[str, str]] = {
 def advice_on(package: str, name: str) -> str | None:
     """Return what takes the place of a name of another library; None: nothing is known."""
     text = ADVICE.get(package, {}).get(name)
+    # GiGL's modules have names of one another; and every name's advice holds wherever it is
+    if text is None and package.removeprefix("gigl_loader.") in MODULES:
+        text = _LOGGER if name == "logger" else ADVICE["gigl_loader"].get(name)
     return None if text is None else f"{package} has no {name!r}: {text}"

@@ -131,9 +131,11 @@ class BatchTicket:
     batch: int
     """Index within the epoch, over the whole input."""
     position: int = 0
-    """Position among the requested batches of the attempt."""
+    """Position in the loader's epoch, from the loader to the worker and back."""
     seed: int | None = None
     """See `Attempt`."""
+    turn: int = 0
+    """Number of the batch among those that the consumer asked one producer for, from 0."""
 
     @property
     def attempt(self) -> Attempt:

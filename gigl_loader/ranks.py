@@ -20,8 +20,9 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -384,12 +385,16 @@ class RankExchange:
     Args:
         group: A process group; None: the default one where there is one.
         doing: The current operation, for errors.
+        failures: Context manager that names the group's errors, instead of `named_failures`.
     """
 
-    def __init__(self, group: Any = None, doing: str = "rows were exchanged") -> None:
+    def __init__(
+        self, group: Any = None, doing: str = "rows were exchanged",
+        failures: Callable[[], AbstractContextManager[None]] | None = None,
+    ) -> None:  # fmt: skip
         # a torch built without distributed has no is_initialized()
         joined = dist.is_available() and dist.is_initialized()
-        self._group, self._doing = group, doing
+        self._group, self._failures = group, failures or partial(named_failures, doing)
         self.size: int = dist.get_world_size(group) if joined else 1
         self.rank: int = dist.get_rank(group) if joined else 0
 
@@ -397,7 +402,7 @@ class RankExchange:
         """Return a small ``value`` of every rank, by rank; ``kind``: see `gather_from_ranks`."""
         if self.size == 1:
             return [value]
-        with named_failures(self._doing):
+        with self._failures():
             return gather_values(value, self.size, kind, self._group)
 
     def total(self, values: Tensor) -> Tensor:
@@ -443,7 +448,7 @@ class RankExchange:
         if came is None or came.device.type != device.type:
             # the group may not accept tensors of this device, as gloo with a GPU's
             came = torch.empty((sum(receive), *rows.shape[1:]), dtype=rows.dtype, device=device)
-        with named_failures(self._doing):
+        with self._failures():
             dist.all_to_all_single(
                 # counts are of rows, which all_to_all_single cuts along the first dimension
                 _bytes(came), _bytes(rows.detach().to(came.device).contiguous()),
@@ -463,7 +468,7 @@ class RankExchange:
         """Do the work of `total`, without a gradient."""
         # all_reduce writes to its argument
         out = values.detach().clone().to(exchanged_on(values.device, self._group))
-        with named_failures(self._doing):
+        with self._failures():
             dist.all_reduce(out, group=self._group)
         return out.to(values.device)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gigl_loader import GraphStoreInfo
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.loader.job_ranks import get_process_group_name, init_neighbor_loader_worker
 from gigl_loader.ranks import broadcast_value, gather_from_ranks
 from gigl_loader.transport import free_ports, own_address
 
@@ -31,10 +32,17 @@ __all__ = [
     "get_free_ports",
     "get_free_ports_from_master_node",
     "get_free_ports_from_node",
+    "get_graph_store_info",
     "get_internal_ip_from_all_ranks",
     "get_internal_ip_from_master_node",
     "get_internal_ip_from_node",
+    "get_process_group_name",
+    "init_neighbor_loader_worker",
 ]
+
+__path__: list[str] = []
+"""GiGL has modules below this one, and Python looks for those below packages alone; `_lazy` finds
+them."""
 
 
 def get_available_device(local_process_rank: int) -> torch.device:
@@ -115,6 +123,18 @@ def get_internal_ip_from_all_ranks() -> list[str]:
     _check_rank(0)
     # each rank finds its own: only its machine knows the interface that reaches the others
     return gather_from_ranks(own_address(), dist.get_world_size(), str)
+
+
+def get_graph_store_info() -> GraphStoreInfo:
+    """Return the clusters that GiGL's environment variables name.
+
+    All processes of a process group over both clusters call it: see `GraphStoreInfo.from_env`,
+    which also takes what the environment does not have.
+
+    Raises:
+        ConfigError: A variable is missing, or there is no such process group.
+    """
+    return GraphStoreInfo.from_env()
 
 
 def _check_num_ports(num_ports: int) -> None:

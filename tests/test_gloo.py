@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gigl_loader import _gloo, diagnose
-from gigl_loader._gloo import VARIABLE, interface_needed, interface_towards
+from gigl_loader import diagnose, gloo_interface
 from gigl_loader.errors import ConfigError
+from gigl_loader.gloo_interface import VARIABLE, interface_needed, interface_towards
 from gigl_loader.transport import sockets
 
 ROUTES = {"10.9.0.1": "10.9.0.7", "gpu0": "127.0.0.1", "192.0.2.1": "10.9.0.7"}
@@ -30,7 +30,7 @@ def debian(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         own_name=lambda: ("node1", names["node1"]), address_towards=address_towards,
         interface_of={"10.9.0.7": "eth7"}.get,
     )  # fmt: skip
-    monkeypatch.setattr(_gloo, "sockets", machine)
+    monkeypatch.setattr(gloo_interface, "sockets", machine)
     return SimpleNamespace(names=names)
 
 

@@ -25,8 +25,9 @@ def _path(file: Path) -> str:
 DOWNWARD = {
     ("message.py", "dataset"): "messages are keyed by the schema's node and edge types",
     ("options.py", "dataset"): "fanouts are keyed by the schema's edge types",
-    ("_gloo.py", "transport"): "what it asks about addresses; it opens nothing",
+    ("gloo_interface.py", "transport"): "what it asks about addresses; it opens nothing",
     ("utils.py", "transport"): "GiGL's module path: names alone, for scripts written for GiGL",
+    ("utils.py", "loader"): "the same",
     ("diagnose.py", "transport"): "a command: it stands above everything",
     ("diagnose.py", "memory"): "the same",
     ("diagnose.py", "_glt"): "the same",
@@ -52,25 +53,23 @@ FACES = {
         # for loaders: which sampler, and what its batches may be
         "kinds": "SamplerKind sampled_fields",
         "anchors": "ANCHOR_KIND",
-        "edges": "BINARY EDGE_KIND",
-        "neighbor": "NEIGHBOR_KIND NeighborSampler SUBGRAPH_KIND attribute_names",
+        "edges": "EDGE_KIND",
+        "neighbor": "NEIGHBOR_KIND NeighborSampler SUBGRAPH_KIND",
         "ppr": "PPR_KIND ppr_around",
         "bounds": "BATCHES_HELD BatchBounds batch_bounds",
         # for sources: input and output; for those who carry requests and answer them: both forms
-        "plan": "DRAW_VERSION Draw DrawRequest Drawn Peers RowPeers RowsAnswer RowsRequest "
-        "STRICT_PAIRS_VERSION SampleRequest Sampler SamplingPlan SeedInput WEIGHTED_VERSION",
-        "packing": "PackedInts PackedRuns packed_bytes",
-        "reader": "LocalReader ReaderOfThread Scratch ends_of matrix_asked row_type",
+        "plan": "Draw DrawRequest Drawn Peers RowPeers RowsAnswer RowsRequest SampleRequest "
+        "Sampler SamplingPlan SeedInput draw_version",
+        "packing": "PackedInts PackedRuns",
+        "reader": "LocalReader ReaderOfThread Scratch",
         # for caches, and rows that come after their batch
         "row_exchange": "RequestedRows LaterPeers LaterRows Part Split gather_rows part_of "
-        "read_rows_apart rows_apart rows_request split_by_owner",
+        "read_rows_apart rows_apart split_by_owner",
         # for the same draws on a device, bit for bit, and labels of the whole graph
-        "expansion": "draw_of",
         "nodes": "NodeLabels",
-        "weighted_kernels": "EXPONENT_OF_ONE FRACTION LN_2_HIGH LN_2_LOW SERIES SQRT_2",
-        # to compile: the tools, for the kernels of caches; the kernels, for the supervisor
-        "compiled": "F at_address compile_kernel jit load mix prefetch",
-        "": "compiled packing_kernels ppr_kernels tree_kernels weighted_kernels",
+        "weighted_kernels": "LOGARITHM",
+        # for processes that compile kernels before they are needed
+        "kernels": "LOADERS",
     },
 }
 """What other folders may import of a folder, by module. A new name there is a decision: the face

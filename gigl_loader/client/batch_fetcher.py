@@ -4,7 +4,7 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gigl_loader.client.connection import ServerConnection
 from gigl_loader.errors import GiglLoaderError, PeerError, ProtocolError, ServerDiedError
@@ -48,7 +48,7 @@ class BatchFetcher:
     ) -> None:  # fmt: skip
         self.producer_id, self.connection, self.stream = producer_id, connection, stream
         self.to_come: dict[int, tuple[int, int]] = {}
-        """By position in this part: the place in the whole epoch, and the batch."""
+        """By position in the loader's epoch: the batch, and its turn at this server."""
         self.ended = True
         """Whether the server has said that the epoch is over."""
         self.same_host: bool | None = None
@@ -71,12 +71,13 @@ class BatchFetcher:
         """Name of the server in errors."""
         return f"storage server {self.connection.rank}"
 
-    def start(self, attempt: Attempt, wanted: list[tuple[int, int]]) -> None:
-        """Take these batches, ``(place in the epoch, batch)``, for the next epoch."""
-        self.to_come = dict(enumerate(wanted))
+    def start(self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int]) -> None:
+        """Take these batches, at these positions of the loader's epoch, for the next epoch."""
+        turns = enumerate(batches)
+        self.to_come = {p: (batch, turn) for p, (turn, batch) in zip(positions, turns, strict=True)}
         # nothing will be fetched from one without batches, so it cannot say that it has ended
-        self.ended = not wanted
-        self.stream.start(attempt, [batch for _, batch in wanted])
+        self.ended = not batches
+        self.stream.start(attempt, batches, positions)
 
     def cancel(self) -> None:
         """Request no more batches of the epoch, and drop those that have arrived."""
@@ -93,7 +94,7 @@ class BatchFetcher:
             for ticket in tickets:
                 request = FetchRequest(
                     producer_id=self.producer_id, consumer=self._consumer, attempt=ticket.attempt,
-                    position=ticket.position, same_host=bool(self.same_host),
+                    fetches_before=ticket.turn, same_host=bool(self.same_host),
                 )  # fmt: skip
                 try:
                     # received in place: the arrays of the response are the memory of the

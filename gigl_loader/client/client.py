@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from gigl_loader._gloo import interface_towards
 from gigl_loader._glt import _set_client_context
 from gigl_loader.client.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
+from gigl_loader.gloo_interface import interface_towards
 from gigl_loader.logs import know
 from gigl_loader.ranks import end_group
 from gigl_loader.transport import Security

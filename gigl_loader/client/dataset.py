@@ -20,9 +20,9 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
     Split,
+    label_to_message_passing,
     message_passing_to_negative_label,
     plain_edge_type,
-    positive_label_to_message_passing,
 )
 from gigl_loader.errors import (
     ConfigError,
@@ -125,6 +125,10 @@ class RemoteDistDataset:
     def fetch_node_types(self) -> list[NodeType] | None:
         """Return all node types; None for a homogeneous graph."""
         return cast("list[NodeType] | None", self._ask(0, "get_node_types"))
+
+    def fetch_edge_weights_registered(self) -> bool:
+        """Return whether edges of some type have weights, for ``with_weight=True``."""
+        return cast("bool", self._ask(0, "get_edge_weights_registered"))
 
     @property
     def num_classes(self) -> Counts:
@@ -361,7 +365,7 @@ def _nodes_of(answer: Any) -> ABLPInputNodes:
     anchor_type, anchors, positives, negatives = answer
     labels = {}
     for label_type, table in positives.items():
-        edge_type = positive_label_to_message_passing(label_type)
+        edge_type = label_to_message_passing(label_type)
         negative = (negatives or {}).get(message_passing_to_negative_label(edge_type))
         labels[edge_type] = (table, negative)
     return ABLPInputNodes(anchors, anchor_type, labels)

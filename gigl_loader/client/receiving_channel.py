@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,8 @@ class RemoteReceivingChannel(ChannelBase):
         next() <-- in order <-- arrived <-- thread <-- server 0: up to prefetch_size asked or unread
                                         <-- thread <-- server 1: the same
 
-    A fetch names its position in the server's part of the epoch, so that it can be asked again
-    after a lost connection.
+    A fetch has its number at the server in the attempt, so that it can be sent again after a lost
+    connection.
 
     Args:
         server_ranks: Servers that sample, in the order of their shards.
@@ -90,7 +89,7 @@ class RemoteReceivingChannel(ChannelBase):
         self._attempt: Attempt | None = None
         """The current attempt; responses to fetches of another one are dropped."""
         self._order: list[BatchFetcher] = []
-        """Server of each batch, by place in the epoch."""
+        """Server of each batch, in the order of the epoch."""
         self._as_they_came: deque[BatchFetcher] = deque()
         """Servers whose batches wait to be taken, if batches come out of order."""
         self._taken = self._num_waiting = 0
@@ -102,12 +101,15 @@ class RemoteReceivingChannel(ChannelBase):
 
     # -- epochs ---------------------------------------------------------------------------------
 
-    def start_epoch(self, attempt: Attempt, batches: Sequence[tuple[int, int]]) -> None:
+    def start_epoch(
+        self, attempt: Attempt, batches: Sequence[tuple[int, int]], positions: Sequence[int]
+    ) -> None:
         """Begin an epoch on all servers; return when each has confirmed it.
 
         Args:
             attempt: The attempt at an epoch.
             batches: ``(position among the servers, batch)``, in the order of the epoch.
+            positions: Position of each in the loader's epoch.
 
         Raises:
             PeerError: A server or worker failed, or a server did not respond in time. The others
@@ -116,17 +118,19 @@ class RemoteReceivingChannel(ChannelBase):
         self._check_open()
         with self._changed:
             # a server that samples for the previous epoch must learn of this one too
-            wanted: dict[BatchFetcher, list[tuple[int, int]]] = {
-                one: [] for one in self._fetchers.values() if not one.ended
+            wanted: dict[BatchFetcher, tuple[list[int], list[int]]] = {
+                fetcher: ([], []) for fetcher in self._fetchers.values() if not fetcher.ended
             }
             self._reset()
             self._attempt = attempt
-            for place, (number, batch) in enumerate(batches):
+            for (number, batch), position in zip(batches, positions, strict=True):
                 fetcher = self._fetcher(number)
                 self._order.append(fetcher)
-                wanted.setdefault(fetcher, []).append((place, batch))
+                own_batches, own_positions = wanted.setdefault(fetcher, ([], []))
+                own_batches.append(batch)
+                own_positions.append(position)
             for fetcher, own in wanted.items():
-                fetcher.start(attempt, own)
+                fetcher.start(attempt, *own)
         deadline = time.monotonic() + self._timeout_s  # of all servers together
         # before the first fetch, as each fetch tells whether its batch has to be sent
         self._look_for_same_host(wanted, deadline)
@@ -135,10 +139,11 @@ class RemoteReceivingChannel(ChannelBase):
                 fetcher, "start_new_epoch_sampling", epoch=attempt.epoch,
                 request=EpochRequest(
                     consumer=self._consumer, attempt=attempt,
-                    batches=np.array([batch for _, batch in own], dtype=np.int64),
+                    batches=np.array(own_batches, dtype=np.int64),
+                    positions=np.array(own_positions, dtype=np.int64),
                 ),
             )
-            for fetcher, own in wanted.items()
+            for fetcher, (own_batches, own_positions) in wanted.items()
         ]  # fmt: skip
         try:
             apart = []
@@ -236,11 +241,13 @@ class RemoteReceivingChannel(ChannelBase):
             fetcher.ended = fetcher.ended or answer.finished
             if batch is not None:
                 ticket = batch.ticket
-                place, wanted = fetcher.to_come.pop(ticket.position, (-1, -1))
+                is_wanted = fetcher.to_come.pop(ticket.position, None) == (
+                    ticket.batch, ticket.turn,
+                )  # fmt: skip
                 # each server counts its workers from 0
                 batch.stats["worker"] = (fetcher.connection.rank, batch.stats.get("worker", 0))
-                received = Received(replace(ticket, position=place), message, batch.stats)
-                if ticket.batch != wanted or not fetcher.stream.arrived(ticket, received):
+                received = Received(ticket, message, batch.stats)
+                if not (is_wanted and fetcher.stream.arrived(ticket, received)):
                     raise ProtocolError(
                         f"{fetcher.name} sent batch {ticket.batch} of epoch {ticket.epoch}, which "
                         "was not requested"

@@ -22,6 +22,7 @@ from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
     NodeType,
+    row_type,
 )
 from gigl_loader.dataset.view import Book, Owner
 from gigl_loader.errors import (
@@ -35,7 +36,6 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
-from gigl_loader.sampler.reader import row_type
 from gigl_loader.sampler.row_exchange import Split, gather_rows, split_by_owner
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, into_array

@@ -162,10 +162,7 @@ class RemoteSource:
         self._create = create
         self._attempt: Attempt | None = None
         self._to_come: dict[int, int] = {}
-        """Batches that were not handed out, by position in the epoch, as given to
-        `start_epoch`."""
-        self._places: list[int] = []
-        """Positions in the epoch of the batches requested from the channel."""
+        """Batches that were not handed out, by their positions, as given to `start_epoch`."""
         self._rows: FillingChannel | None = None
         """Fills batches that come without rows; None: so far they came with rows."""
         self._machine_rows: MachineRows | None = None
@@ -328,15 +325,22 @@ class RemoteSource:
         return OwnBatches(total, num_shards, len(self._ranks), self._consumer)
 
     @property
+    def producer_ids(self) -> Mapping[int, int]:
+        """Ids of the producers by server, of the servers that take part."""
+        return self._producers.ids
+
+    @property
     def num_batches(self) -> int:
         """Number of this process's batches in an epoch."""
         return len(self._share)
 
     # -- epochs ---------------------------------------------------------------------------------
 
-    def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
+    def start_epoch(
+        self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int]
+    ) -> None:
         """Begin an epoch on the servers; ``batches`` count within this process's share."""
-        self._attempt, self._to_come = attempt, dict(enumerate(batches))
+        self._attempt, self._to_come = attempt, dict(zip(positions, batches, strict=True))
         with self._noting_failures():
             try:
                 # between two epochs, as taking a server in again costs the current epoch its
@@ -351,25 +355,24 @@ class RemoteSource:
             return
         if self._rows is not None:
             self._rows.stop()
-        positions = {server: position for position, server in enumerate(self._sampling)}
-        batches = [self._place(index, positions) for index in self._to_come.values()]
-        self._places = list(self._to_come)
+        numbers = {server: number for number, server in enumerate(self._sampling)}
+        batches = [self._server_of(index, numbers) for index in self._to_come.values()]
         # the same attempt even after a recovery: the new producers know no other one
-        self._channel.start_epoch(self._attempt, batches)
+        self._channel.start_epoch(self._attempt, batches, list(self._to_come))
         # only the servers' responses to the start of an epoch tell whether batches have rows
         if self._rows is not None or self._channel.rows_apart:
             self._filling_channel().begin(self._channel, self._attempt, len(batches))
 
-    def _place(self, index: int, positions: Mapping[int, int]) -> tuple[int, int]:
-        """Return the server of a batch, by position among those that sample, and the batch."""
-        position, batch = self._share[index]
-        server = self._active[position]
+    def _server_of(self, index: int, numbers: Mapping[int, int]) -> tuple[int, int]:
+        """Return the server of a batch, by its number of those that sample, and the batch."""
+        shard, batch = self._share[index]
+        server = self._active[shard]
         # A sampling replica has the same rows in its memory. Without one, the batch's
         # number, which is the same at each attempt, chooses the server.
-        if server not in positions:
+        if server not in numbers:
             replica = self._cluster.replica_of(server, self._sampling)
             server = self._sampling[batch % len(self._sampling)] if replica is None else replica
-        return positions[server], batch
+        return numbers[server], batch
 
     def cancel_epoch(self) -> None:
         """Stop sampling for the current epoch."""
@@ -387,12 +390,10 @@ class RemoteSource:
                     break
                 except GiglLoaderError as error:
                     self._recover(error)
-        if received is None:
-            return received
-        self._absences = None
-        position = self._places[received.ticket.position]
-        ticket = replace(received.ticket, batch=self._to_come.pop(position), position=position)
-        return replace(received, ticket=ticket)
+        if received is not None:
+            self._absences = None
+            del self._to_come[received.ticket.position]
+        return received
 
     # -- servers that are lost and come back ----------------------------------------------------
 

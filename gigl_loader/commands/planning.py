@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         costs = Costs.read(Path(args.costs) if args.costs else SHIPPED)
         job, degrees = _job(args, costs)
         plan = estimate(job, costs, degrees)
-        device = None if args.gpu is None else plan_device(job, plan.batch, args.gpu)
+        device = None if args.gpu is None else plan_device(job, args.gpu)
         # Before the text: if it fails, only the error should appear.
         if args.picture:
             draw(Path(args.picture), job, costs, degrees)

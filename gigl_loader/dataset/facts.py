@@ -1,12 +1,13 @@
 """Properties of a partition: types, counts, ids, books, labels, and the ids in its tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset import degrees
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.build import owned_ids
 from gigl_loader.dataset.by_type import Counts, EdgeInfo, NodeIds, NodeInfo, SplitIds
@@ -25,6 +26,7 @@ from gigl_loader.dataset.schema import (
     Split,
     is_label_edge_type,
     is_labeled_homogeneous,
+    label_to_message_passing,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
@@ -50,6 +52,7 @@ class PartitionFacts:
     edge_pb: Any
     _schema: DatasetSchema | None
     _max_labels: int | None
+    _degrees: dict[NodeType, Tensor] | None
     _original: dict[NodeType | EdgeType, OriginalIds]
 
     def view(self) -> PartitionView:
@@ -222,6 +225,59 @@ class PartitionFacts:
     def has_edge_weights(self) -> bool:
         """Whether edges of some type have weights, for ``with_weight=True``."""
         return any(edges.weights is not None for edges in self.view().adjacency.values())
+
+    @property
+    def edge_weights(self) -> Any:
+        """``[num_edges]`` float32: weights of this partition's edges in the order of ``graph``.
+
+        A dict by the edge types that have weights on a typed dataset; None where no type has.
+        """
+        weights = {
+            edge_type: edges.weights
+            for edge_type, edges in self.view().adjacency.items()
+            if edges.weights is not None and not is_label_edge_type(edge_type)
+        }
+        return (weights or None) if self.is_typed else weights.get(DEFAULT_HOMOGENEOUS_EDGE_TYPE)
+
+    @property
+    def degree_tensor(self) -> Any:
+        """``[num_nodes]`` int32: edges by which each node of the whole graph is expanded.
+
+        A dict by node type on a typed dataset, summed over edge types, of types that are expanded;
+        label edges do not count. With several partitions the first use is collective: the ranks add
+        theirs up, each partition once, so all ranks have to read it.
+
+        Raises:
+            ConfigError: No rank holds some partition.
+            PeerError: A rank ended.
+        """
+        if self._degrees is None:
+            self._degrees = degrees.of_partition(self.view())
+        if self.is_typed:
+            return dict(self._degrees)
+        return self._degrees[DEFAULT_HOMOGENEOUS_NODE_TYPE]
+
+    @property
+    def positive_edge_label(self) -> Any:
+        """The positives of all supervision edge types: ``[2, n]`` int64, anchors first.
+
+        A dict by supervision edge type on a heterogeneous dataset; None where there are none.
+        """
+        return self._labels_of(message_passing_to_positive_label)
+
+    @property
+    def negative_edge_label(self) -> Any:
+        """The negatives, as `positive_edge_label`."""
+        return self._labels_of(message_passing_to_negative_label)
+
+    def _labels_of(self, to_label_type: Callable[[EdgeType], EdgeType]) -> Any:
+        labels = {
+            supervised: edges
+            for label_type, edges in self.label_edges.items()
+            if to_label_type(supervised := label_to_message_passing(label_type)) == label_type
+        }
+        labeled = self.schema.is_homogeneous_with_labeled_edge_type
+        return labels.get(DEFAULT_HOMOGENEOUS_EDGE_TYPE) if labeled else (labels or None)
 
     @property
     def label_edges(self) -> dict[EdgeType, Tensor]:

@@ -106,6 +106,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
         self._schema: DatasetSchema | None = None
         self._by_time: dict[str, PartitionView] = {}
         self._lookups: dict[Kind, tuple[Any, DistFeature]] = {}
+        self._degrees: dict[NodeType, Tensor] | None = None
         self._mapped: MappedPart | None = None
         self._original: dict[NodeType | EdgeType, OriginalIds] = {}
         self.max_labels_per_anchor_node = max_labels_per_anchor_node

@@ -91,10 +91,11 @@ def message_passing_to_negative_label(edge_type: EdgeType) -> EdgeType:
     return (src, relation + _NEGATIVE_SUFFIX, dst)
 
 
-def positive_label_to_message_passing(edge_type: EdgeType) -> EdgeType:
-    """Undo `message_passing_to_positive_label`."""
+def label_to_message_passing(edge_type: EdgeType) -> EdgeType:
+    """Undo `message_passing_to_positive_label`, or the function for negatives."""
     src, relation, dst = edge_type
-    return (src, relation.removesuffix(_POSITIVE_SUFFIX), dst)
+    suffix = _POSITIVE_SUFFIX if relation.endswith(_POSITIVE_SUFFIX) else _NEGATIVE_SUFFIX
+    return (src, relation.removesuffix(suffix), dst)
 
 
 def is_label_edge_type(edge_type: EdgeType) -> bool:
@@ -115,6 +116,12 @@ def is_labeled_homogeneous(num_nodes: dict[NodeType, int], edge_types: list[Edge
 def expanded_end(edge_dir: EdgeDir) -> int:
     """Return the row of an edge index that holds the expanded node."""
     return 1 if edge_dir == "in" else 0
+
+
+def row_type(edge_type: EdgeType, edge_dir: EdgeDir) -> NodeType:
+    """Return the type of the nodes by which edges are grouped; for label edges, the anchors."""
+    by_source = edge_dir == "out" or is_label_edge_type(edge_type)
+    return edge_type[0] if by_source else edge_type[2]
 
 
 def reverse_edge_type(edge_type: EdgeType) -> EdgeType:

@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from gigl_loader.dataset.identity import GraphIdentity
-from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType
+from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, EdgeType, NodeType, row_type
 from gigl_loader.memory.segments import Array
 
 if TYPE_CHECKING:
@@ -233,6 +233,25 @@ class PartitionView(Generic[A]):
     """Of a loader with ``time_attr``: the edge types with times, of edges or of neighbours."""
     same_host: "dict[int, PartitionView[A]]" = field(default_factory=dict)
     """In a worker: other partitions, by index, that it reads in this machine's memory."""
+
+    def ends_of(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
+        """Return (type that is expanded, type of its neighbours) of a walked edge type."""
+        src, _, dst = edge_type
+        return (dst, src) if self.edge_dir == "in" else (src, dst)
+
+    def row_type(self, edge_type: EdgeType) -> NodeType:
+        """Return the type of the nodes by which edges are grouped; for label edges, the anchors."""
+        return row_type(edge_type, self.edge_dir)
+
+    def attribute_names(self) -> dict[Any, list[str]]:
+        """Return the names of further attributes by node or edge type, ascending."""
+        names: dict[Any, list[str]] = {}
+        for owner, name in sorted([*self.node_attributes, *self.edge_attributes], key=str):
+            # Times of neighbours that `partition_graph` stores beside edges, so that no other
+            # partition has to be asked; they are not a user's attribute.
+            if not name.startswith(NEIGHBOR_TIME):
+                names.setdefault(owner, []).append(name)
+        return names
 
 
 WithSplits = tuple[PartitionView, Splits]

@@ -31,7 +31,7 @@ from gigl_loader.message import Field
 from gigl_loader.ranks import backends_of
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.sampler.reader import LocalReader
-from gigl_loader.sampler.row_exchange import LaterRows, rows_request
+from gigl_loader.sampler.row_exchange import LaterRows
 
 # The types by which rows of features are copied, whatever their own type: bits stay bits.
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -91,7 +91,7 @@ class _BatchMatrix:
     def request(self, part: _Part) -> RowsRequest:
         """Return the request for the rows of a part."""
         ids = self._rows.ids if part.at is None else self._rows.ids.take(part.at)
-        return rows_request(self._rows.kind, self._rows.name, ids)
+        return RowsRequest.of(self._rows.kind, self._rows.name, ids)
 
     def placed(self, load: "_RowUpload", out: Tensor, partition: int) -> Tensor:
         """Write the rows of all parts to ``out``, bytes of the device; return them typed."""

@@ -92,13 +92,14 @@ class PlacedSource(InProcessSource):
         kernels = kernels_for(place.device, place.kernels)
         placed = place.copy_view(view_of(self.data, self.source_options.expansion.time_attr))
         graph = self._graph_of(placed, kernels)
-        self._sampler = DeviceSampler(
+        self.sampler = DeviceSampler(
             self._roots, self._plan, graph, kernels, self._device_memory,
             self.source_options.timeout_s,
             None if place.cache is None else place.cache.size,
         )  # fmt: skip
+        """The steps of a batch, from its roots to its rows."""
         # seeds alone: links and labels add roots, which are counted when they are there
-        self._sampler.check(self.sampling_config.batch_size, *self._under_way_and_free())
+        self.sampler.check(self.sampling_config.batch_size, *self._under_way_and_free())
 
     def _graph_of(self, placed: PartitionView[Tensor], kernels: TorchKernels) -> DeviceGraph:
         """Return the whole graph, for draws and rows."""
@@ -129,16 +130,18 @@ class DeviceSource(PlacedSource):
     def _graph_of(self, placed: PartitionView[Tensor], kernels: TorchKernels) -> DeviceGraph:
         return LocalDeviceGraph(placed, list(self._plan.fanouts), kernels)
 
-    def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
+    def start_epoch(
+        self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int]
+    ) -> None:
         """Begin an epoch; the rest of the previous one is dropped."""
-        super().start_epoch(attempt, batches)
+        super().start_epoch(attempt, batches, positions)
         self._num_launched = 0
 
     def cancel_epoch(self) -> None:
         """Break the epoch off: no further batch of it is sampled."""
         super().cancel_epoch()
         for drawn in self._drawn:
-            self._sampler.forget(drawn)
+            self.sampler.forget(drawn)
         # work on the device ends by itself; its memory is reused after that
         self._launched.clear()
         self._drawn.clear()
@@ -146,13 +149,13 @@ class DeviceSource(PlacedSource):
     def _next_here(self, epoch: EpochBatches) -> Received:
         self._launch_ahead(epoch)
         # Those whose counts, or ids, have come: the more the cache knows, the better it keeps.
-        while self._launched and (not self._drawn or self._sampler.has_come(self._launched[0])):
+        while self._launched and (not self._drawn or self.sampler.has_come(self._launched[0])):
             self._drawn.append(self._cut(self._launched.popleft()))
         for batch in self._drawn:
-            if batch is not self._drawn[0] and not self._sampler.has_come(batch):
+            if batch is not self._drawn[0] and not self.sampler.has_come(batch):
                 break
             with named_errors(batch.roots.request.ticket):
-                self._sampler.tell(batch)
+                self.sampler.tell(batch)
         return self._finish(self._drawn.popleft())
 
     def _launch_ahead(self, epoch: EpochBatches) -> None:
@@ -173,14 +176,14 @@ class DeviceSource(PlacedSource):
         # one more than are under way while the model computes: the one that is handed over now
         if ahead <= self._concurrency:
             return True
-        return ahead < _MOST_AHEAD and self._sampler.wants_more(ahead)
+        return ahead < _MOST_AHEAD and self.sampler.wants_more(ahead)
 
     def _sample_now(self, request: SampleRequest) -> Received:
         return self._finish(self._cut(self._launch(request)))
 
     def ready(self) -> bool:
         """Return whether `next` would return at once."""
-        return bool(self._drawn or (self._launched and self._sampler.has_come(self._launched[0])))
+        return bool(self._drawn or (self._launched and self.sampler.has_come(self._launched[0])))
 
     def count_waiting(self) -> int:
         """Return how many batches were launched and not taken."""
@@ -189,7 +192,7 @@ class DeviceSource(PlacedSource):
     def _launch(self, request: SampleRequest) -> Launched:
         started = time.perf_counter()
         with named_errors(request.ticket):
-            launched = self._sampler.launch(*self._sampler.place(request))
+            launched = self.sampler.launch(*self.sampler.place(request))
             launched.roots.write(self._memory[0])  # the next launch may write to what fields read
         launched.roots.seconds = time.perf_counter() - started
         return launched
@@ -197,14 +200,14 @@ class DeviceSource(PlacedSource):
     def _cut(self, launched: Launched) -> CutBatch:
         started = time.perf_counter()
         with named_errors(launched.roots.request.ticket):
-            drawn = self._sampler.cut(launched)
+            drawn = self.sampler.cut(launched)
         drawn.roots.seconds += time.perf_counter() - started
         return drawn
 
     def _finish(self, drawn: CutBatch) -> Received:
         started, roots = time.perf_counter(), drawn.roots
         with named_errors(roots.request.ticket):
-            host, rows = self._sampler.finish(drawn)
+            host, rows = self.sampler.finish(drawn)
         return self._whole(roots, host, rows, time.perf_counter() - started)
 
 
@@ -257,7 +260,7 @@ class PartitionedSource(PlacedSource):
         self, epoch: EpochBatches, request: SampleRequest, has_batch: bool
     ) -> Received | None:
         """Return a batch, empty without a batch of this rank; None if all broke the epoch off."""
-        peers, sampler = self._peers[0], self._sampler
+        peers, sampler = self._peers[0], self.sampler
         started = time.perf_counter()
         roots, start = sampler.place(request) if has_batch else sampler.no_roots(request)
         # now: responses that fields may read are overwritten by later rounds
@@ -289,5 +292,5 @@ def _wants_whole_edges(place: Placement, partitions: PartitionedGraph) -> bool:
 def _no_request(epoch: EpochBatches, step: int) -> SampleRequest:
     """Return a request without seeds, for a step in which only other ranks have a batch."""
     none = np.empty(0, np.int64)
-    ticket = BatchTicket(0, epoch.attempt.serial, epoch.attempt.epoch, 0, step)
+    ticket = BatchTicket(0, epoch.attempt.serial, epoch.attempt.epoch, 0, turn=step)
     return SampleRequest(ticket, none, none)

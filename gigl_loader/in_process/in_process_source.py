@@ -117,14 +117,19 @@ class EpochBatches:
     Args:
         attempt: The epoch, and the attempt at it.
         batches: Indices of its batches.
+        positions: Position of each in the loader's epoch.
         order: Positions of the seeds in the input; None: in the input's order.
         room: Batches that may have been sampled and not taken.
     """
 
-    def __init__(self, attempt: Attempt, batches: Sequence[int], order: Any, room: int) -> None:
-        self.attempt, self.batches, self.order = attempt, batches, order
+    def __init__(
+        self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int], order: Any,
+        room: int,
+    ) -> None:  # fmt: skip
+        self.attempt, self.batches, self.positions = attempt, batches, positions
+        self.order = order
         self.taken = 0
-        """Batches that the trainer has; also the position of its next one."""
+        """Batches that the trainer has; also the step of its next one."""
         self.is_broken_off = False
         self.error: BaseException | None = None
         """The first one; it ends the epoch."""
@@ -295,7 +300,9 @@ class InProcessSource:
 
     # -- epochs ------------------------------------------------------------------------------------
 
-    def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
+    def start_epoch(
+        self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int]
+    ) -> None:
         """Begin an epoch; the rest of the previous one is dropped."""
         if self._shut_down:
             raise UsageError("this loader was shut down: build a new one")
@@ -304,14 +311,14 @@ class InProcessSource:
             check_files(self.data)
         self.cancel_epoch()
         # The lanes' groups are those of the previous epoch: its last rounds must be over.
-        self._wait_for_former()
+        wait_for_lanes(self._threads, self._peers, self.source_options.timeout_s)
         order = None
         if self.sampling_config.shuffle:
             seed = self.source_options.seed if attempt.seed is None else attempt.seed
             order = epoch_order(len(self._input), seed, attempt.epoch).numpy()
         # Threads get the epoch as an argument: they work on this one, even after the next has
         # begun.
-        begun = self._epoch = EpochBatches(attempt, batches, order, self._room())
+        begun = self._epoch = EpochBatches(attempt, batches, positions, order, self._room())
         self._threads = [
             # Daemons: the interpreter does not wait at its end for lanes whose other ranks are
             # gone.
@@ -328,31 +335,6 @@ class InProcessSource:
         """Return how many batches may have been sampled and not taken."""
         # one per lane at least: else a lane would keep its batch while the others wait for it
         return max(_AHEAD, len(self._peers))
-
-    def _wait_for_former(self) -> None:
-        """Wait for the previous epoch's lanes: they respond to others until these end it, too.
-
-        They may take long, but not between two rounds: then one has stopped.
-
-        Raises:
-            PeerTimeoutError: The ranks had no round for the loader's timeout.
-        """
-        limit, rounds = self.source_options.timeout_s, self._num_rounds()
-        deadline = time.monotonic() + limit
-        while alive := [thread for thread in self._threads if thread.is_alive()]:
-            alive[0].join(min(_WAKE_S, limit))
-            # Ranks in their epoch may take any time; the deadline is for the next round.
-            if (now := self._num_rounds()) != rounds:
-                rounds, deadline = now, time.monotonic() + limit
-            elif alive[0].is_alive() and time.monotonic() >= deadline:
-                raise PeerTimeoutError(
-                    f"the epoch before cannot end: the {self._peers[0].size} ranks that sample "
-                    f"together exchanged nothing for {limit:g} s. One has stopped, or computes for "
-                    "longer than that between batches: then raise `timeout`"
-                )
-
-    def _num_rounds(self) -> int:
-        return sum(peers.rounds for peers in self._peers)
 
     def cancel_epoch(self) -> None:
         """Break the epoch off: no further batch of it is sampled here."""
@@ -508,8 +490,10 @@ class InProcessSource:
 
     def _request_of(self, epoch: EpochBatches, step: int) -> SampleRequest:
         attempt = epoch.attempt
-        batch = epoch.batches[step]
-        ticket = BatchTicket(0, attempt.serial, attempt.epoch, batch, step, attempt.seed)
+        ticket = BatchTicket(
+            0, attempt.serial, attempt.epoch, epoch.batches[step], epoch.positions[step],
+            attempt.seed, step,
+        )  # fmt: skip
         return self._input.request(ticket, epoch.order, self.sampling_config.batch_size)
 
     # -- stop --------------------------------------------------------------------------------------
@@ -534,6 +518,36 @@ class InProcessSource:
             return
         for peers in self._peers:
             peers.close()
+
+
+def wait_for_lanes(
+    threads: Sequence[threading.Thread], lanes: Sequence[CollectivePeers], limit_s: float
+) -> None:
+    """Wait for the previous epoch's lanes: they respond to others until these end it, too.
+
+    They may take long, but not between two rounds: then one has stopped.
+
+    Args:
+        threads: The threads of the lanes.
+        lanes: What the lanes exchange with the other ranks.
+        limit_s: Most seconds between two rounds.
+
+    Raises:
+        PeerTimeoutError: The ranks had no round for ``limit_s`` seconds.
+    """
+    rounds = sum(peers.rounds for peers in lanes)
+    deadline = time.monotonic() + limit_s
+    while alive := [thread for thread in threads if thread.is_alive()]:
+        alive[0].join(min(_WAKE_S, limit_s))
+        # Ranks in their epoch may take any time; the deadline is for the next round.
+        if (now := sum(peers.rounds for peers in lanes)) != rounds:
+            rounds, deadline = now, time.monotonic() + limit_s
+        elif alive[0].is_alive() and time.monotonic() >= deadline:
+            raise PeerTimeoutError(
+                f"the epoch before cannot end: the {lanes[0].size} ranks that sample together "
+                f"exchanged nothing for {limit_s:g} s. One has stopped, or computes for longer "
+                "than that between batches: then raise `timeout`"
+            )
 
 
 @contextmanager

@@ -42,7 +42,6 @@ from gigl_loader.on_device.device_kernels import HopEdges, TorchKernels
 from gigl_loader.on_device.torch_numbers import signed
 from gigl_loader.ranks import RankExchange
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.sampler.reader import row_type
 from gigl_loader.sizes import size_in_words
 
 _LOWEST = torch.iinfo(torch.int64).min
@@ -88,7 +87,7 @@ class PartitionedGraph:
         group = device_group(peers, memory)
         # Without a backend of the devices the host's group serves, through the memory of the CPU.
         own = peers.group if group is None else group
-        self._exchange = RankExchange(own, "batches were sampled together")
+        self._exchange = RankExchange(own, failures=peers.named_failures)
         names = list(plan.fanouts)
         most = peers.most([max_degree(view.adjacency[name].indptr) for name in names])
         self.degrees = dict(zip(names, most, strict=True))
@@ -180,7 +179,7 @@ class PartitionedGraph:
 
     def _owners_of(self, request: HopRequest) -> Tensor:
         """Return ``[n]`` int64, the rank of each node; the number of ranks for unused places."""
-        book = self.view.node_books.get(row_type(request.draw.edge_type, self.view.edge_dir))
+        book = self.view.node_books.get(self.view.row_type(request.draw.edge_type))
         if not request.width:
             return torch.full_like(request.ids, self._peers.size)
         ranks = self._ranks(book, request.ids.clamp(min=0))
@@ -309,8 +308,7 @@ class PartitionedGraph:
         return _cut(out, routes.receive, widths)
 
     def _swap(self, sent: Tensor, send: list[int], receive: list[int], out: Tensor) -> None:
-        with self._peers.named_failures():
-            self._exchange.swap_values(sent, send, receive, out)
+        self._exchange.swap_values(sent, send, receive, out)
 
 
 def words_of(view: PartitionView[Any], plan: SamplingPlan) -> int:

@@ -36,6 +36,7 @@ from gigl_loader.hooks import returned
 from gigl_loader.loader import process_role, sampling_options
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
 from gigl_loader.loader.foreign import AnswersOthers, check_overrides
+from gigl_loader.loader.glt_attributes import GLTAttributes
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.job_ranks import (
     DistributedRuntimeInfo,
@@ -48,7 +49,7 @@ from gigl_loader.loader.world import check_same_input, check_same_start, check_s
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
 from gigl_loader.options import EvenRanks, SamplerOptions, Shard, SourceOptions, options_of_batches
 from gigl_loader.ranks import COULD_NOT_BUILD, report_failure_to_ranks
-from gigl_loader.sampler.plan import DRAW_VERSION, WEIGHTED_VERSION
+from gigl_loader.sampler.plan import draw_version
 from gigl_loader.source.batch_source import BatchSource
 from gigl_loader.source.remote_dataset import RemoteDataset
 from gigl_loader.source.sampled_input import seed_or_drawn
@@ -58,7 +59,7 @@ from gigl_loader.workers.producer import DistSamplingProducer
 logger = logging.getLogger(__name__)
 
 
-class BaseDistLoader(AnswersOthers, DistLoader):
+class BaseDistLoader(AnswersOthers, GLTAttributes, DistLoader):
     """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
 
     It sets the attributes of GLT's ``DistLoader.__init__`` without calling it, so that the producer
@@ -74,7 +75,8 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         device: Device of the batches.
         runtime: From `resolve_runtime`.
         producer: Colocated: a built, not yet started ``DistSamplingProducer``. Graph store: the
-            callable to run on each server, which returns a producer id.
+            callable to run on each server, which returns a producer id; None:
+            ``DistServer.create_sampling_producer``.
         sampler_options: The sampler of the workers.
         process_start_gap_seconds: Colocated: local rank ``i`` starts its workers ``i`` times this
             later. None: as soon as the local rank before it is ready. Graph store: seconds between
@@ -93,6 +95,9 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         transform: Called with each batch; the loader yields its result instead.
         transform_sampler_output: Called with PyG's ``SamplerOutput`` of each batch.
         padding: Shape of all batches; None: each has its own.
+        sampler: Deprecated: ``producer``.
+        backend_key: GiGL's, not looked at: ranks share the producers of a server by the
+            ``worker_key`` of ``worker_options``.
 
     Raises:
         ConfigError: ``shard="world"``, and ranks differ in their input or options.
@@ -102,13 +107,15 @@ class BaseDistLoader(AnswersOthers, DistLoader):
 
     _is_forked = False
     """Whether this is a loader's copy in a forked process: the parent owns the loader."""
-    _shutdowned = True
-    """GLT's name; also set for a loader whose constructor raised before anything was started."""
+    _has_strict_pairs = False
+    """Whether the loader draws pairs of nodes that are no edges; see `draw_version`."""
 
     # The steps by which loaders, and users' subclasses, make the arguments below.
     resolve_runtime = staticmethod(resolve_runtime)
     create_sampling_config = staticmethod(sampling_options.create_sampling_config)
+    validate_for_weighted_sampling = staticmethod(sampling_options.validate_for_weighted_sampling)
     create_colocated_channel = staticmethod(sampling_options.create_colocated_channel)
+    create_mp_producer = staticmethod(sampling_options.create_mp_producer)
     initialize_colocated_sampling_worker = staticmethod(initialize_colocated_sampling_worker)
     create_colocated_worker_options = staticmethod(sampling_options.create_colocated_worker_options)
     create_graph_store_worker_options = staticmethod(
@@ -142,14 +149,18 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         transform_sampler_output: Callable[[Any], Any] | None = None,
         padding: Padding | None = None,
         sampler: DistSamplingProducer | Callable[..., int] | None = None,
+        backend_key: str | None = None,
     ) -> None:
         producer = process_role.the_producer(producer, sampler)
         is_remote = process_role.check_deployment(dataset, sampler_input, worker_options, producer)
         if even_ranks not in (None, "drop", "wrap"):
             raise ConfigError(f"even_ranks must be 'drop', 'wrap' or None, got {even_ranks!r}")
+        if is_remote and producer is None:
+            producer = process_role.remote_source().create_producer
         self._set_glt_attributes(
-            dataset, sampler_input, worker_options, sampling_config, device, is_remote
-        )
+            dataset, sampler_input, dataset_schema, worker_options, sampling_config, device,
+            runtime, is_remote,
+        )  # fmt: skip
         self._dataset_schema = dataset_schema
         names = (*self._own_attributes(), *(PAD_ATTRIBUTES if padding is not None else ()))
         sampling_options.check_attribute_names(dataset_schema, names, type(self).__name__)
@@ -192,7 +203,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
             with report_failure_to_ranks(COULD_NOT_BUILD):
                 self._open_source(turns)
                 self._epochs.agree_on_steps(
-                    int(self._num_expected), runtime.rank, runtime.world_size, self._even_ranks,
+                    self._source.num_batches, runtime.rank, runtime.world_size, self._even_ranks,
                     is_shared=self._shard == "world",
                 )  # fmt: skip
         # KeyboardInterrupt as well: workers would go on without a loader to shut them down. Nobody
@@ -200,33 +211,6 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         except BaseException:
             self.shutdown(idle_timeout=0.0)
             raise
-
-    def _set_glt_attributes(
-        self, dataset: Any, sampler_input: Any, worker_options: Any,
-        sampling_config: SamplingConfig, device: torch.device, is_remote: bool,
-    ) -> None:  # fmt: skip
-        # the attributes that GLT's DistLoader.__init__ sets, under GLT's names
-        self.data = None if is_remote else dataset
-        if not is_remote:
-            self.num_data_partitions = getattr(dataset, "num_partitions", 1)
-            self.data_partition_idx = getattr(dataset, "partition_idx", 0)
-        self._given_dataset = dataset
-        self.input_data = sampler_input
-        self.sampling_config = sampling_config
-        for name in (
-            "sampling_type", "num_neighbors", "batch_size", "shuffle", "drop_last", "with_edge",
-            "with_weight", "collect_features", "edge_dir",
-        ):  # fmt: skip
-            setattr(self, name, getattr(sampling_config, name))
-        self.to_device = torch.device(device)
-        self.worker_options = worker_options
-        self._is_collocated_worker = False
-        self._is_mp_worker = not is_remote
-        self._is_remote_worker = is_remote
-        # All deployments have GLT's channel, though our workers may not use it.
-        self._with_channel = True
-        inputs = sampler_input if is_remote else [sampler_input]
-        self._input_type = inputs[0].input_type if inputs else None
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -253,22 +237,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         # Ranks that differ learn it before any of them has started a worker.
         self._check_shard()
         source.open(turns)
-        self._channel, self._num_expected = source.channel, source.num_batches
-
-    @property
-    def _mp_producer(self) -> DistSamplingProducer | None:
-        """GLT's name for the worker processes of a loader; None if it has none of its own."""
-        return self._source if isinstance(self._source, DistSamplingProducer) else None
-
-    @property
-    def _num_recv(self) -> int:
-        """GLT's name for the batches of the epoch that were received."""
-        return self._stats.num_received
-
-    @property
-    def _epoch(self) -> int:
-        """GLT's name for the number of epochs; here the number of the next one."""
-        return self._epochs.next_epoch
+        self._channel = source.channel
 
     def _check_shard(self) -> None:
         """Check that ranks that share their input were given the same; before workers start."""
@@ -295,7 +264,7 @@ class BaseDistLoader(AnswersOthers, DistLoader):
     def __repr__(self) -> str:
         """Name kind, deployment, seeds, batches, workers and the next epoch; raises nothing."""
         kind = type(self).__name__
-        if not hasattr(self, "_num_expected"):
+        if not hasattr(self, "_channel"):
             return f"{kind}(was not built)"
         deployment = "graph store" if self._is_remote_worker else "colocated"
         closed = ", shut down" if self._shutdowned else ""
@@ -324,10 +293,10 @@ class BaseDistLoader(AnswersOthers, DistLoader):
         if self._shard == "world":
             check_same_start(epoch, yielded, self._seed, self._runtime.world_size)
 
-    def _make_iterator(self, positions: list[int], progress: EpochProgress) -> EpochIterator:
+    def _make_iterator(self, num_left: int, progress: EpochProgress) -> EpochIterator:
         self._stats.num_received = progress.yielded
         return EpochIterator(
-            self._source, positions, progress,
+            self._source, num_left, progress,
             collate=self._collated, stats=self._stats, engine=self._engine,
             depth=self._device_prefetch,
             split=self._padding.split if self._padding and self._may_split else None,
@@ -385,12 +354,14 @@ class BaseDistLoader(AnswersOthers, DistLoader):
             "shard": self._shard,
             "num_seeds": self._input_len,
             "seeds_digest": self._seeds_digest,
-            "num_batches": int(self._num_expected) if of_world else self._epochs.num_steps,
+            "num_batches": self._epochs.num_batches if of_world else self._epochs.num_steps,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seed": self._seed,
-            "draw_version": WEIGHTED_VERSION if by_logarithm else DRAW_VERSION,
+            "draw_version": draw_version(
+                by_logarithm=by_logarithm, strict_pairs=self._has_strict_pairs
+            ),
             **({} if of_world else of_rank),
             **({"pad": str(self._padding)} if self._may_split else {}),
         }

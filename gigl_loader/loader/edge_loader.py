@@ -37,9 +37,8 @@ from gigl_loader.loader.seed_input import (
 )
 from gigl_loader.message import IS_HETERO, SampleMessage
 from gigl_loader.options import SamplerOptions
-from gigl_loader.sampler.edges import BINARY, EDGE_KIND
+from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.kinds import SamplerKind
-from gigl_loader.sampler.plan import STRICT_PAIRS_VERSION
 from gigl_loader.source.remote_dataset import RemoteDataset
 
 EdgeInput = (
@@ -238,7 +237,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
                 "'edge_label_time' is not set: time_attr needs the time of each seed edge"
             )
         self._negatives = negative_sampling(neg_sampling, neg_sampling_ratio, edge_label)
-        self._strict = strict
+        is_binary = self._negatives is not None and self._negatives.is_binary()
+        self._has_strict_pairs = strict and is_binary
 
         def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerKind]:
             edges = edges_of_this_machine(data, edge_label_index, edge_label)
@@ -272,13 +272,6 @@ class DistLinkNeighborLoader(BaseDistLoader):
         elif strict:
             raise ConfigError("strict=True is about negatives: give neg_sampling as well")
         return EDGE_KIND.with_keywords(keywords)
-
-    def _identity(self) -> dict[str, Any]:
-        pairs = self._negatives is not None and self._negatives.mode.value == BINARY
-        identity = super()._identity()
-        if self._strict and pairs:
-            identity["draw_version"] = max(identity["draw_version"], STRICT_PAIRS_VERSION)
-        return identity
 
     def _own_attributes(self) -> tuple[str, ...]:
         is_triplet = self._negatives is not None and self._negatives.is_triplet()

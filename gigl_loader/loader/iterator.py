@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -36,7 +36,7 @@ class EpochIterator:
 
     Args:
         source: In the epoch already.
-        positions: Remaining positions of the epoch, in order.
+        num_left: Batches that are still to come in the epoch.
         progress: Notes the batches handed out.
         collate: Turns a message on the device into a batch.
         stats: Counts the batches handed out.
@@ -48,7 +48,7 @@ class EpochIterator:
     def __init__(
         self,
         source: BatchSource,
-        positions: Sequence[int],
+        num_left: int,
         progress: EpochProgress,
         *,
         collate: Callable[[SampleMessage], Any],
@@ -59,9 +59,8 @@ class EpochIterator:
     ) -> None:
         self._source, self._progress = source, progress
         self._collate, self._stats = collate, stats
-        self._positions, self._left = positions, len(positions)
+        self._left, self._split = num_left, split
         self._ended: str | None = None
-        self._split = split
         self._parts: _Parts | None = None
         self._ahead: CopyAhead[tuple[SampleMessage, Received]] | None = None
         if engine is not None:
@@ -103,7 +102,7 @@ class EpochIterator:
         parts = _Parts(received, [received.message], time.perf_counter() - started)
         if self._split is not None:
             with record_function("gigl_loader.split"):
-                done = self._progress.parts.get(self._position_of(received), 0)
+                done = self._progress.parts.get(received.ticket.position, 0)
                 parts.left = self._split(received.message)[done:]
         return self._hand_out(parts)
 
@@ -116,7 +115,7 @@ class EpochIterator:
         # Counted last, when only the user's code can still fail: a batch whose collating raised is
         # not in the state, and comes again after a resume.
         del parts.left[0]
-        received, position = parts.received, self._position_of(parts.received)
+        received, position = parts.received, parts.received.ticket.position
         if parts.left:
             self._parts = parts
             self._progress.note_part(position)
@@ -126,9 +125,6 @@ class EpochIterator:
         self._progress.note(position)
         self._stats.add(received, parts.wait_s, self._num_waiting(), parts.collate_s)
         return batch
-
-    def _position_of(self, received: Received) -> int:
-        return self._positions[received.ticket.position]
 
     def _next_received(self) -> Received | None:
         """Return the next batch, all rows in its message."""
@@ -284,14 +280,14 @@ class Epochs:
     def begin(
         self,
         check_start: Callable[[int, int], None],
-        make: Callable[[list[int], EpochProgress], EpochIterator],
+        make: Callable[[int, EpochProgress], EpochIterator],
     ) -> EpochIterator:
         """Start an epoch; an iterator of an earlier one is ended, and raises when it is used.
 
         Args:
             check_start: Called with the epoch and the number of its yielded batches, before
                 anything is started; may raise.
-            make: Returns an iterator over positions, which notes them in the progress.
+            make: Returns an iterator over so many batches, which notes them in the progress.
         """
         # Before the source starts: the end of the old iterator cancels its batches under way, and
         # would cancel the new epoch if it came later.
@@ -307,9 +303,9 @@ class Epochs:
         positions = self._progress.positions_left(self.num_steps)
         own = max(self.num_batches, 1)
         batches = [position % own for position in positions]
-        self._source.start_epoch(self._next_attempt(self._progress.epoch), batches)
+        self._source.start_epoch(self._next_attempt(self._progress.epoch), batches, positions)
         self.next_epoch = self._progress.epoch + 1
-        iterator = make(positions, self._progress)
+        iterator = make(len(positions), self._progress)
         self._last = weakref.ref(iterator)
         return iterator
 
@@ -345,7 +341,7 @@ class Epochs:
             )
         source = self._source
         try:
-            source.start_epoch(self._next_attempt(epoch), [batch])
+            source.start_epoch(self._next_attempt(epoch), [batch], [batch])
             received = source.next()
             if received is None:
                 raise PeerError(f"batch {batch} of epoch {epoch} did not come: the epoch was empty")

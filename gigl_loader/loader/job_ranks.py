@@ -8,9 +8,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gigl_loader._gloo import interface_towards
 from gigl_loader._glt import get_context, init_worker_group
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.gloo_interface import interface_towards
 from gigl_loader.ranks import broadcast_value, gather_from_ranks
 from gigl_loader.transport import free_port, own_address
 
@@ -18,8 +18,8 @@ _CONTEXT_PORT = 29_591
 """Port of the process group that is started for a `DistributedContext`, on its main worker."""
 # Machines come up minutes apart; torch's default for gloo is 30 minutes.
 _GROUP_TIMEOUT = timedelta(minutes=10)
-# GiGL's default. torch's own is all cores, which workers need for sampling.
-_DEFAULT_CPU_THREADS = 2
+DEFAULT_NUM_CPU_THREADS = 2
+"""GiGL's default. torch's own is all cores, which workers need for sampling."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def initialize_colocated_sampling_worker(
     (None: 2).
     """
     if torch.device(device).type == "cpu":
-        torch.set_num_threads(num_cpu_threads or _DEFAULT_CPU_THREADS)
+        torch.set_num_threads(num_cpu_threads or DEFAULT_NUM_CPU_THREADS)
     rank, world_size = node_rank * local_world_size + local_rank, node_world_size * local_world_size
     join_worker_group(rank, world_size)
     # Free at this moment: another program may take it before anything listens, so nothing of ours
@@ -207,3 +207,56 @@ def join_worker_group(rank: int, world_size: int) -> None:
     # take it from the first one.
     if context is None or not context.is_worker() or context.world_size != world_size:
         init_worker_group(world_size, rank, "gigl_loader_workers")
+
+
+def get_process_group_name(process_rank: int) -> str:
+    """Return GiGL's name of the group of the processes with this rank on their machines."""
+    return f"distributed-process-{process_rank}"
+
+
+def init_neighbor_loader_worker(
+    master_ip_address: str,
+    local_process_rank: int,
+    local_process_world_size: int,
+    rank: int,
+    world_size: int,
+    master_worker_port: int,
+    device: torch.device,
+    should_use_cpu_workers: bool = False,
+    num_cpu_threads: int | None = None,
+) -> None:
+    """Prepare this process for a loader on ``device``. Loaders that you build do so themselves.
+
+    Args:
+        master_ip_address: Not looked at: loaders find each other by ``torch.distributed``.
+        local_process_rank: This process on its machine.
+        local_process_world_size: Processes on each machine.
+        rank: This machine.
+        world_size: Machines.
+        master_worker_port: Not looked at.
+        device: Where batches go; becomes the process's current CUDA device.
+        should_use_cpu_workers: Whether it trains on the CPU.
+        num_cpu_threads: Then, the threads of torch's operations; None: 2.
+
+    Raises:
+        ConfigError: A rank is out of range, or ``device`` is no CUDA device of this machine.
+    """
+    for name, value, size in (
+        ("local_process_rank", local_process_rank, local_process_world_size),
+        ("rank", rank, world_size),
+    ):
+        if not 0 <= value < size:
+            raise ConfigError(f"{name} must be in [0, {size}), got {value!r}")
+    if should_use_cpu_workers:
+        torch.set_num_threads(num_cpu_threads or DEFAULT_NUM_CPU_THREADS)
+    else:
+        target = torch.device(device)
+        if target.type != "cuda" or (target.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(
+                f"device must be one of {torch.cuda.device_count()} CUDA devices, got {device!r}: "
+                "on the CPU, give should_use_cpu_workers=True"
+            )
+        torch.cuda.set_device(target)
+    join_worker_group(
+        rank * local_process_world_size + local_process_rank, world_size * local_process_world_size
+    )

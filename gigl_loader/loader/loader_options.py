@@ -21,6 +21,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.job_ranks import DistributedContext
 from gigl_loader.loader.sampling_options import (
+    PPR_IS_UNWEIGHTED,
     Device,
     NumNeighbors,
     check_pad,
@@ -300,10 +301,7 @@ class LoaderOptions:
 
     def _check_ppr(self, options: PPRSamplerOptions, schema: DatasetSchema) -> None:
         if self.is_weighted:
-            raise ConfigError(
-                "with_weight=True cannot be combined with PPRSamplerOptions: a push goes to all "
-                "neighbours evenly; leave one of them out"
-            )
+            raise ConfigError(PPR_IS_UNWEIGHTED)
         if self.expansion != ExpansionOptions():
             raise ConfigError(
                 f"{self.expansion} cannot be combined with PPRSamplerOptions, which take the nodes "

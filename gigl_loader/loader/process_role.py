@@ -46,7 +46,7 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
         ),
         "producer": (
             # A class is callable too: one given in place of its object is neither.
-            callable(producer) and not isinstance(producer, type),
+            producer is None or (callable(producer) and not isinstance(producer, type)),
             isinstance(producer, (DistSamplingProducer, InProcessSource)),
         ),
     }  # fmt: skip

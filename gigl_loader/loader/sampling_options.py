@@ -9,7 +9,9 @@ import torch.distributed as dist
 from torch_geometric.sampler import NumNeighbors as PyGNumNeighbors
 
 from gigl_loader._glt import (
+    Dataset,
     MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
     SamplingType,
@@ -23,8 +25,10 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.device.prefetch import PinMemoryError, PinnedRange
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.leases import ShmChannel
+from gigl_loader.options import PPRSamplerOptions, SamplerOptions
 from gigl_loader.sizes import parse_size
 from gigl_loader.source.remote_dataset import RemoteDataset, server_worker_options
+from gigl_loader.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,10 @@ _MOST_NEIGHBORS = 2**31 - 1
 SPLIT, BOUND = "split", "bound"
 """Treatments of a batch that is larger than the sizes that `pad` gives."""
 _SIZES, LARGER = ("nodes", "edges"), "larger"
+PPR_IS_UNWEIGHTED = (
+    "with_weight=True cannot be combined with PPRSamplerOptions: a push goes to all neighbours "
+    "evenly; leave one of them out"
+)
 NO_PORT = 0
 """GLT's options name a port; nothing of ours listens on it."""
 
@@ -201,8 +209,62 @@ def _has_edge_values(schema: DatasetSchema) -> bool:
     return bool(schema.edge_feature_info or schema.edge_attributes)
 
 
-def create_colocated_channel(worker_options: MpDistSamplingWorkerOptions) -> ShmChannel:
-    """Return a channel of ``channel_capacity`` messages and ``channel_size`` bytes."""
+def validate_for_weighted_sampling(
+    with_weight: bool, dataset: Any, sampler_options: SamplerOptions | None = None
+) -> None:
+    """Check that a dataset can be sampled by weight, as GiGL's method does.
+
+    Args:
+        with_weight: Whether it is to be.
+        dataset: A ``DistDataset`` or a ``RemoteDistDataset``.
+        sampler_options: The sampler.
+
+    Raises:
+        ConfigError: No edge type has weights, or the sampler takes none.
+    """
+    if not with_weight:
+        return
+    if isinstance(sampler_options, PPRSamplerOptions):
+        raise ConfigError(PPR_IS_UNWEIGHTED)
+    here = hasattr(dataset, "has_edge_weights")
+    if not (dataset.has_edge_weights if here else dataset.fetch_edge_weights_registered()):
+        raise ConfigError(
+            "with_weight=True, but no edge type of the dataset has weights: give the graph an "
+            "edge_weight attribute, or sample without weights"
+        )
+
+
+def create_mp_producer(
+    dataset: Dataset,
+    sampler_input: NodeSamplerInput,
+    sampling_config: SamplingConfig,
+    worker_options: MpDistSamplingWorkerOptions,
+    sampler_options: SamplerOptions | None = None,
+    channel_name: str | None = None,
+) -> DistSamplingProducer:
+    """Return a producer, not yet started, with a channel of its own.
+
+    Args:
+        dataset: The dataset.
+        sampler_input: Seeds.
+        sampling_config: From `create_sampling_config`.
+        worker_options: From `create_colocated_worker_options`.
+        sampler_options: The sampler of the workers.
+        channel_name: GiGL's, for metrics of it; ``loader.stats()`` has them here.
+    """
+    channel = create_colocated_channel(worker_options)
+    return DistSamplingProducer(
+        dataset, sampler_input, sampling_config, worker_options, channel, sampler_options
+    )
+
+
+def create_colocated_channel(
+    worker_options: MpDistSamplingWorkerOptions, channel_name: str | None = None
+) -> ShmChannel:
+    """Return a channel of ``channel_capacity`` messages and ``channel_size`` bytes.
+
+    ``channel_name`` is GiGL's, for metrics of it.
+    """
     return ShmChannel(
         worker_options.channel_capacity,
         parse_size(worker_options.channel_size, "channel_size"),
@@ -255,7 +317,7 @@ def create_colocated_worker_options(
 def create_graph_store_worker_options(
     *,
     dataset: RemoteDataset,
-    compute_rank: int,
+    compute_rank: int | None = None,
     worker_key: str,
     num_workers: int,
     worker_concurrency: int,
@@ -264,13 +326,16 @@ def create_graph_store_worker_options(
 ) -> RemoteDistSamplingWorkerOptions:
     """Return GLT's options for sampling on all storage servers.
 
-    A sampling port per compute process, free on the storage master, is asked for.
+    A sampling port per compute process, free on the storage master, is asked for; without a
+    ``compute_rank``, which later versions of GiGL do not give, none is.
     """
     options = graph_store_options(
         dataset=dataset, worker_key=worker_key, num_workers=num_workers,
         worker_concurrency=worker_concurrency, channel_size=channel_size,
         prefetch_size=prefetch_size,
     )  # fmt: skip
+    if compute_rank is None:
+        return options
     # The group's figure, as `init_compute_process` takes it: without a group, asking for ports says
     # what is missing.
     in_group = dist.is_initialized()

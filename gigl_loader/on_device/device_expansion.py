@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.view import Owner
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
@@ -26,9 +27,7 @@ from gigl_loader.on_device.device_kernels import (
     TypedPlaces,
 )
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
-from gigl_loader.sampler.expansion import draw_of
 from gigl_loader.sampler.plan import Draw, SamplingPlan
-from gigl_loader.sampler.reader import ends_of, row_type
 
 _MOST_PLACES = 1 << 28
 """Most neighbours that one hop over one edge type may reserve: 2 GiB for each array of them."""
@@ -231,7 +230,7 @@ class DeviceExpansion:
     ) -> None:
         self._graph, self._plan, self._kernels, self._bits = graph, plan, kernels, bits
         self._view, self._degrees = graph.view, graph.degrees
-        self._ends = {name: ends_of(name, self._view.edge_dir) for name in plan.fanouts}
+        self._ends = {name: self._view.ends_of(name) for name in plan.fanouts}
         self.node_types = sorted(self._view.num_nodes)
         """The order of types in all that has them behind each other."""
         self._at = {name: at for at, name in enumerate(self.node_types)}
@@ -267,9 +266,19 @@ class DeviceExpansion:
                     "batches, or sample with workers"
                 )
 
-    def device_bytes(self, num_roots: Mapping[NodeType, int]) -> int:
-        """Return the bytes that a batch of so many roots takes on the device, without its rows."""
-        return self._bounds(num_roots).device_bytes
+    def device_bytes(
+        self, num_roots: Mapping[NodeType, int], row_bytes: Mapping[Owner, int]
+    ) -> int:
+        """Return the most bytes that a batch of so many roots takes on the device.
+
+        Args:
+            num_roots: By node type.
+            row_bytes: Bytes of all rows of a node or an edge, by their owner.
+        """
+        bounds = self._bounds(num_roots)
+        counts: dict[str, Mapping[Any, int]] = {"node": bounds.nodes, "edge": bounds.edges}
+        rows = sum(counts[kind].get(name, 0) * size for (kind, name), size in row_bytes.items())
+        return bounds.device_bytes + rows
 
     def width(self, edge_type: EdgeType, hop: int) -> int:
         """Return the most neighbours drawn for a node in a hop."""
@@ -305,7 +314,7 @@ class DeviceExpansion:
                 places = frontiers[hop][self._at[expanded]] * self.width(name, hop)
                 reached[hop][self._at[neighbor]] += places
         return Layout(
-            [draw_of(plan, ticket, hop, name, view) for hop in hops for name in self._edge_types],
+            [plan.draw_of(ticket, hop, name, view) for hop in hops for name in self._edge_types],
             [num_roots[name] for name in types], [0, *accumulate(capacities)], frontiers, reached,
         )  # fmt: skip
 
@@ -368,7 +377,7 @@ class DeviceExpansion:
         bits = self._bits[self._ends[name][0]]
         trees = keys.clamp(min=0) >> bits
         ids = torch.where(keys < 0, -1, keys & ((1 << bits) - 1))
-        num_rows = self._view.num_nodes[row_type(name, self._view.edge_dir)]
+        num_rows = self._view.num_nodes[self._view.row_type(name)]
         drawn_by = ids + trees * max(1, num_rows)
         if not draw.timed or roots.until is None:
             return HopRequest(draw, width, ids, drawn_by, draw_key)

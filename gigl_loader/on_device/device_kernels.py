@@ -2,9 +2,9 @@
 
 A host that asked the device for the size of each result would wait for it at every hop. So a result
 has its largest possible size, known from the fan-outs, and its unused places are marked. Two
-implementations return the same bits as `sampler.compiled` on the CPU: `TorchKernels` in plain
-operators, for any device and without an extra, and `warp_kernels.WarpKernels`, compiled, for CUDA
-(and, in tests, for the CPU).
+implementations return the same bits as `sampler.sampling_kernels` on the CPU: `TorchKernels` in
+plain operators, for any device and without an extra, and `warp_kernels.WarpKernels`, compiled, for
+CUDA (and, in tests, for the CPU).
 
 No plain operator waits for the device: none whose result's shape depends on values (``nonzero``,
 ``unique``, a boolean mask), and no value is read. `tests/on_device/test_waits.py` runs all of them
@@ -20,6 +20,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -276,7 +277,7 @@ def _counts(degrees: Tensor, fanout: int, *, replace: bool) -> Tensor:
 
 
 def _without_replacement(numbers: Tensor, degrees: Tensor, counts: Tensor) -> Tensor:
-    """Return ``[n, width]`` draws by Floyd's method; see `compiled.draw_uniform`."""
+    """Return ``[n, width]`` draws by Floyd's method; see `sampling_kernels.draw_uniform`."""
     drawn = torch.zeros_like(numbers, dtype=torch.int64)
     for place in range(numbers.shape[1]):
         last = degrees - counts + place
@@ -415,25 +416,33 @@ def kernels_for(device: torch.device, kind: str | None = None) -> TorchKernels:
     Args:
         device: Device of the graph.
         kind: ``"torch"`` or ``"warp"``, which draw the same; None: Warp's on CUDA if Warp is
-            installed, otherwise torch's.
+            installed and has the device, otherwise torch's.
 
     Raises:
-        ConfigError: Warp's were requested, and it is not installed.
+        ConfigError: Warp's were requested, and it is not installed, or does not have the device.
     """
     if kind == "torch" or (kind is None and device.type != "cuda"):
         return TorchKernels(device)
+    reason, module = reason_against_warp(device)
+    if reason is None:
+        kernels: TorchKernels = module.WarpKernels(device)
+        return kernels
+    if kind is not None:
+        raise ConfigError(reason)
+    _warn(reason)
+    return TorchKernels(device)
+
+
+def reason_against_warp(device: torch.device) -> tuple[str | None, Any]:
+    """Return why a device cannot have Warp's kernels, or None; and the module that has them."""
     try:
         # Warp takes half a second to load; processes that sample elsewhere save that.
         module = importlib.import_module("gigl_loader.on_device.warp_kernels")
-    except ImportError as error:
-        if kind is not None:
-            raise ConfigError(_MISSING) from error
-        _warn()
-        return TorchKernels(device)
-    kernels: TorchKernels = module.WarpKernels(device)
-    return kernels
+    except ImportError:
+        return _MISSING, None
+    return module.reason_against(device), module
 
 
 @cache  # once for the process, not for each thread
-def _warn() -> None:
-    logger.warning("%s; until then torch's operators draw there, slower", _MISSING)
+def _warn(reason: str) -> None:
+    logger.warning("%s; until then torch's operators draw there, slower", reason)

@@ -17,6 +17,7 @@ Then batches are cut many steps ahead, and their ids come to the host (`tell`).
 """
 
 import logging
+import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
-from gigl_loader.dataset.view import Matrix, Owner
+from gigl_loader.dataset.view import Matrix, Owner, owner_of
 from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.memory.leases import BufferPool
@@ -55,11 +56,11 @@ from gigl_loader.on_device.device_expansion import (
     SampledEdges,
     pair_keys,
 )
-from gigl_loader.on_device.device_graph import DeviceGraph
+from gigl_loader.on_device.device_graph import DeviceGraph, rows_of
 from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels, TypedPlaces
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.sampler.bounds import BATCHES_HELD
-from gigl_loader.sampler.neighbor import NeighborSampler, attribute_names
+from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
 from gigl_loader.sizes import size_in_words
 
@@ -164,7 +165,7 @@ class DeviceSampler:
         memory: DeviceMemory, timeout_s: float, cache: int | float | None = None,
     ) -> None:  # fmt: skip
         self._roots = require_neighbor_sampler(sampler)
-        self._plan, self._graph, self._kernels = plan, graph, kernels
+        self._plan, self.graph, self._kernels = plan, graph, kernels
         self._view = view = graph.view
         self._memory, self._timeout_s = memory, timeout_s
         self.kept = self._kept_rows(cache)
@@ -172,7 +173,7 @@ class DeviceSampler:
         self._expansion = DeviceExpansion(graph, plan, kernels, self._roots.nodes.bits)
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
-            self._attributes = attribute_names(view.node_attributes, view.edge_attributes)
+            self._attributes = view.attribute_names()
         self._matrices = self._matrices_of_batches()
 
     def _kept_rows(self, cache: int | float | None) -> KeptRows | None:
@@ -193,15 +194,27 @@ class DeviceSampler:
         seeds = {self._plan.input_type: batch_size}
         roots = {name: seeds.get(name, 0) for name in self._view.num_nodes}
         self._expansion.check(roots)
-        wanted = (under_way + BATCHES_HELD) * self._expansion.device_bytes(roots)
+        wanted = (under_way + BATCHES_HELD) * self._expansion.device_bytes(roots, self._row_bytes())
         if free is not None and wanted > free:
             raise ConfigError(
                 f"batches take up to {size_in_words(wanted)} of {self._memory.device}, which has "
                 f"{size_in_words(free)} free: {under_way} are under way, with room for all "
-                f"neighbours that they may draw, and {BATCHES_HELD} more are held (`gigl-loader "
-                "plan --gpu` counts the same); give smaller fan-outs or batches, a lower "
-                "worker_concurrency, or sample with workers"
+                f"neighbours that they may draw and for their rows, and {BATCHES_HELD} more are "
+                "held (`gigl-loader plan --gpu` counts the same); give smaller fan-outs or "
+                "batches, a lower worker_concurrency, or sample with workers"
             )
+
+    def _row_bytes(self) -> dict[Owner, int]:
+        """Return the bytes of all rows that a batch has of a node or an edge, by owner."""
+        sizes: dict[Owner, int] = {}
+        for matrix in self._matrices:
+            rows, owner = rows_of(self._view, matrix), owner_of(*matrix)
+            count = math.prod(rows.values.shape[1:])
+            size = count * rows.values.element_size()
+            if rows.scales is not None:  # widened to float32, beside what is stored
+                size += 4 * count
+            sizes[owner] = sizes.get(owner, 0) + size
+        return sizes
 
     # -- launch ------------------------------------------------------------------------------------
 
@@ -309,7 +322,7 @@ class DeviceSampler:
         for edge_type, sampled in edges.items():
             if ("edge", edge_type) in owners:
                 # drawn twice with replacement; and ids that the user gave may repeat
-                ids = self._graph.edge_ids(edge_type, sampled.offsets)
+                ids = self.graph.edge_ids(edge_type, sampled.offsets)
                 distinct["edge", edge_type] = self._distinct(ids, may_repeat=True)
         return distinct
 
@@ -405,10 +418,10 @@ class DeviceSampler:
         }
         if self._plan.with_edge:
             for edge_type, sampled in drawn.edges.items():
-                ids["edge", edge_type] = self._graph.edge_ids(edge_type, sampled.offsets)
+                ids["edge", edge_type] = self.graph.edge_ids(edge_type, sampled.offsets)
         kept = self._kept_features(drawn)
         wanted = [matrix for matrix in self._matrices if matrix not in kept]
-        return ids, {**kept, **self._graph.rows(ids, wanted)}
+        return ids, {**kept, **self.graph.rows(ids, wanted)}
 
     def _matrices_of_batches(self) -> list[Matrix]:
         """Return the matrices whose rows batches have, in an order that all ranks share."""

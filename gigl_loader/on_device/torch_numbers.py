@@ -1,4 +1,4 @@
-"""Keyed random numbers in plain torch operators: bit for bit those of `sampler.compiled`.
+"""Keyed random numbers in plain torch operators: bit for bit those of `sampling_kernels`.
 
 torch has no shifts and few other operators for uint64. So here a uint64 is an int64 of the same
 bits: sums and products wrap around alike, and bits that a right shift repeats from the sign are
@@ -8,14 +8,7 @@ masked.
 import torch
 from torch import Tensor
 
-from gigl_loader.sampler.weighted_kernels import (
-    EXPONENT_OF_ONE,
-    FRACTION,
-    LN_2_HIGH,
-    LN_2_LOW,
-    SERIES,
-    SQRT_2,
-)
+from gigl_loader.sampler.weighted_kernels import LOGARITHM
 
 _BITS = 1 << 64
 
@@ -38,7 +31,7 @@ def _shifted(values: Tensor, bits: int) -> Tensor:
 
 
 def mix(values: Tensor) -> Tensor:
-    """Return a well-mixed uint64 of each uint64; see `gigl_loader.sampler.compiled.mix`."""
+    """Return a well-mixed uint64 of each uint64; see `gigl_loader.compiled.mix`."""
     values = (values ^ _shifted(values, 30)) * _MIX_1
     values = (values ^ _shifted(values, 27)) * _MIX_2
     return values ^ _shifted(values, 31)
@@ -60,15 +53,18 @@ def exponentials(uniform: Tensor) -> Tensor:
 
     One operator per step, so that nothing is fused: not to be compiled.
     """
+    log = LOGARITHM
     bits = (1.0 - uniform).view(torch.int64)
-    scaled = ((bits & FRACTION) | (EXPONENT_OF_ONE << 52)).view(torch.float64)
-    large = scaled > SQRT_2
-    exponent = ((bits >> 52) - EXPONENT_OF_ONE + large).double()
+    scaled = ((bits & log.fraction) | (log.exponent_of_one << 52)).view(torch.float64)
+    large = scaled > log.sqrt_2
+    exponent = ((bits >> 52) - log.exponent_of_one + large).double()
     scaled = torch.where(large, scaled * 0.5, scaled)
     ratio = (scaled - 1.0) / (scaled + 1.0)
     square = ratio * ratio
     fourth = square * square
-    even = fourth * (SERIES[1] + fourth * (SERIES[3] + fourth * SERIES[5]))
-    odd = square * (SERIES[0] + fourth * (SERIES[2] + fourth * (SERIES[4] + fourth * SERIES[6])))
+    even = fourth * (log.series[1] + fourth * (log.series[3] + fourth * log.series[5]))
+    odd = square * (
+        log.series[0] + fourth * (log.series[2] + fourth * (log.series[4] + fourth * log.series[6]))
+    )
     fraction = ratio * 2.0 + ratio * (even + odd)
-    return -(exponent * LN_2_HIGH + (exponent * LN_2_LOW + fraction))
+    return -(exponent * log.ln_2_high + (exponent * log.ln_2_low + fraction))

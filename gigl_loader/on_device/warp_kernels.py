@@ -33,11 +33,50 @@ _MOST_KNOWN = 4096
 """Descriptors of arrays that are kept: those of a graph, and of rows that are read once."""
 
 
+def reason_against(device: torch.device) -> str | None:
+    """Return why Warp cannot compute on a device; None: it can.
+
+    Warp is built for one release of CUDA, and has no devices under an older driver; torch may be
+    built for an older one, and have them.
+    """
+    wp.init()
+    if device.type != "cuda":
+        return None
+    index = device.index
+    if index is None and wp.get_cuda_device_count():
+        index = torch.cuda.current_device()
+    if index is None or index >= wp.get_cuda_device_count():
+        return f"NVIDIA Warp {wp.__version__} has no {device}: {_driver_of_warp()}"
+    arch, least = wp.get_cuda_device(index).arch, min(wp.get_cuda_supported_archs(), default=0)
+    if arch < least:
+        return (
+            f"NVIDIA Warp {wp.__version__} compiles for sm_{least} and later, and {device} is of "
+            f"sm_{arch}: install a release of Warp for an older CUDA"
+        )
+    return None
+
+
+def _driver_of_warp() -> str:
+    """Return the release of CUDA that Warp needs a driver of, and that of the driver."""
+    toolkit, driver = wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version()
+    if toolkit is None:
+        return "it is built without CUDA"
+    needed = f"it needs a driver of CUDA {toolkit[0]}"
+    if driver is None:
+        return f"{needed}, and finds none"
+    if driver[0] >= toolkit[0]:
+        return f"its driver of CUDA {driver[0]}.{driver[1]} has fewer devices than torch's"
+    return (
+        f"{needed}, and this one is of CUDA {driver[0]}.{driver[1]}: update the driver, or install "
+        f"a release of Warp for CUDA {driver[0]}"
+    )
+
+
 class WarpKernels(TorchKernels):
     """Draws, labels, and rows that lie on the host; the rest is torch's.
 
     Args:
-        device: A CUDA device, or the CPU.
+        device: A CUDA device that `reason_against` has nothing against, or the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -11,14 +11,7 @@ from typing import Any
 import torch
 import warp as wp
 
-from gigl_loader.sampler.weighted_kernels import (
-    EXPONENT_OF_ONE,
-    FRACTION,
-    LN_2_HIGH,
-    LN_2_LOW,
-    SERIES,
-    SQRT_2,
-)
+from gigl_loader.sampler.weighted_kernels import LOGARITHM
 
 wp.config.log_level = wp.LOG_WARNING  # it would print a greeting on standard output
 # Products must not be fused with sums: each step is rounded, as on the CPU.
@@ -30,13 +23,13 @@ _MIX_1 = wp.constant(wp.uint64(0xBF58476D1CE4E5B9))
 _MIX_2 = wp.constant(wp.uint64(0x94D049BB133111EB))
 _NODE = wp.constant(wp.uint64(0xD6E8FEB86659FD93))
 _TO_UNIT = wp.constant(wp.float64(2.0**-53))
-_FRACTION = wp.constant(wp.int64(FRACTION))
-_BIAS = wp.constant(wp.int64(EXPONENT_OF_ONE))
-_ONE_BITS = wp.constant(wp.int64(EXPONENT_OF_ONE << 52))
-_SQRT_2 = wp.constant(wp.float64(SQRT_2))
-_LN_2_HIGH = wp.constant(wp.float64(LN_2_HIGH))
-_LN_2_LOW = wp.constant(wp.float64(LN_2_LOW))
-_S1, _S2, _S3, _S4, _S5, _S6, _S7 = (wp.constant(wp.float64(factor)) for factor in SERIES)
+_FRACTION = wp.constant(wp.int64(LOGARITHM.fraction))
+_BIAS = wp.constant(wp.int64(LOGARITHM.exponent_of_one))
+_ONE_BITS = wp.constant(wp.int64(LOGARITHM.exponent_of_one << 52))
+_SQRT_2 = wp.constant(wp.float64(LOGARITHM.sqrt_2))
+_LN_2_HIGH = wp.constant(wp.float64(LOGARITHM.ln_2_high))
+_LN_2_LOW = wp.constant(wp.float64(LOGARITHM.ln_2_low))
+_S1, _S2, _S3, _S4, _S5, _S6, _S7 = (wp.constant(wp.float64(factor)) for factor in LOGARITHM.series)
 _LOWEST = wp.constant(wp.int64(torch.iinfo(torch.int64).min))
 PAGE_BITS = 20
 """Array items are found by two numbers, page and place there: Warp's indices have 32 bits, and a
@@ -55,7 +48,7 @@ def _place(position: wp.int64) -> wp.int32:
     return wp.int32(position & _PLACE)
 
 
-# -- numbers: step for step those of `gigl_loader.sampler.compiled` and `weighted_kernels` ---------
+# -- numbers: step for step those of `sampler.sampling_kernels` and `weighted_kernels` ---------
 
 
 @wp.func
@@ -173,7 +166,7 @@ def _draw_next(
     degree: wp.int64,
     take: wp.int64,
 ) -> wp.int64:
-    """Return draw ``j`` by Floyd's method; see `compiled.draw_uniform`."""
+    """Return draw ``j`` by Floyd's method; see `sampling_kernels.draw_uniform`."""
     place = wp.int64(j)
     last = degree - take + place
     drawn = wp.int64(unit_of(row, place) * wp.float64(last + wp.int64(1)))

@@ -372,7 +372,7 @@ class DevicePlan:
     features: float
     """On the device, or in pinned memory of the host."""
     batches: float
-    """Batches under way, with room for all neighbours that a draw may give."""
+    """Batches under way, with room for all neighbours that a draw may give and for their rows."""
 
     @property
     def where(self) -> str:
@@ -383,12 +383,11 @@ class DevicePlan:
         return "host" if self.structure + self.batches <= have else "workers"
 
 
-def plan_device(job: Job, batch: BatchSize, gpu_gb: float) -> DevicePlan:
+def plan_device(job: Job, gpu_gb: float) -> DevicePlan:
     """Return the memory of a GPU to sample the whole graph of a job.
 
     Args:
         job: The job; its machines and workers do not matter here.
-        batch: The expected contents of its batches.
         gpu_gb: 10**9 bytes of the GPU's memory.
 
     Raises:
@@ -404,7 +403,7 @@ def plan_device(job: Job, batch: BatchSize, gpu_gb: float) -> DevicePlan:
         {EDGE: job.num_neighbors}, {NODE: job.batch_size}, {NODE: nodes}, edge_dir="in"
     )
     row_bytes = job.row_bytes
-    batch_bytes = bounds.device_bytes + batch.nodes * row_bytes
+    batch_bytes = bounds.device_bytes + sum(bounds.nodes.values()) * row_bytes
     index = 4 if job.nodes < 2**31 else 8
     return DevicePlan(
         gpu_gb,

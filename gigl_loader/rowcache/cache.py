@@ -90,7 +90,8 @@ class RowCache:
 
     def __init__(self, memory: CacheMemory[Array]) -> None:
         segment = memory.segment
-        self._mutex = segment[:MUTEX_BYTES]
+        self.mutex = segment[:MUTEX_BYTES]
+        """The lock of all tables; see `memory.mutex`."""
         offset = align(MUTEX_BYTES)
         header = array_in(segment, "int64", (1 + RECENT,), offset)
         self._joined = header[:1]
@@ -112,14 +113,14 @@ class RowCache:
 
     def initialise(self) -> None:
         """Turn new memory into a cache without rows; called once, by the process that made it."""
-        make_mutex(self._mutex)
+        make_mutex(self.mutex)
         self._joined[:] = self._seen[:] = 0
         for arrays in self.tables.values():
             arrays.forget_all(0)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with holding(self._mutex, _LOCK_S) as was_abandoned:
+        with holding(self.mutex, _LOCK_S) as was_abandoned:
             if was_abandoned:  # its holder was killed in the middle of a change
                 # numbers that were given out stay behind the clock: their batches are forgotten
                 newest = 1 + max(arrays.newest for arrays in self.tables.values())

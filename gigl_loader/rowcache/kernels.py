@@ -42,8 +42,8 @@ Source:
 
 import numpy as np
 
+from gigl_loader.compiled import F, at_address, compile_kernel, jit, mix, prefetch
 from gigl_loader.rowcache.tables import STATE_SIZE
-from gigl_loader.sampler.compiled import F, at_address, compile_kernel, jit, mix, prefetch
 
 OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, IDLE, FIRST, LAST = range(STATE_SIZE)
 """Positions of ``state``: the first batch that is still to be filled, and the end of the known
@@ -109,20 +109,22 @@ def _write_reference(ring, at, row_id, batch, link):  # type: ignore[no-untyped-
 
 
 @_inlined
-def _id_at(ring, at):  # type: ignore[no-untyped-def]
+def id_at(ring, at):  # type: ignore[no-untyped-def]
+    """Return the id of a reference."""
     # The low half was stored as a signed number: the mask undoes the sign that widening repeats.
     return np.int64(ring[at, REST]) >> BATCH_BITS << 32 | np.int64(ring[at, LOW]) & 0xFFFFFFFF
 
 
 @_inlined
-def _batch_at(ring, at):  # type: ignore[no-untyped-def]
+def batch_at(ring, at):  # type: ignore[no-untyped-def]
+    """Return the batch of a reference, modulo the number of batches; or `TWICE`."""
     return ring[at, REST] & TWICE
 
 
 @_inlined
 def _use_at(ring, code, never):  # type: ignore[no-untyped-def]
     """Return the batch of the first reference to a row that is still to be filled."""
-    return _batch_at(ring, code - 1) if code > 0 else never
+    return batch_at(ring, code - 1) if code > 0 else never
 
 
 @_inlined
@@ -138,7 +140,7 @@ def _slot_of(ring, code):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _tag(index, row_id):  # type: ignore[no-untyped-def]
+def tag_of(index, row_id):  # type: ignore[no-untyped-def]
     """Return the id, or a hash of it: it tells where the id belongs."""
     if index.shape[1] == 1:
         return row_id
@@ -155,7 +157,7 @@ def _home(index, tag):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _find(index, ring, holders, row_id, tag):  # type: ignore[no-untyped-def]
+def find_id(index, ring, holders, row_id, tag):  # type: ignore[no-untyped-def]
     """Return the position of an id, or the one where it would be entered."""
     at = _home(index, tag)
     if index.shape[1] == 1:
@@ -165,7 +167,7 @@ def _find(index, ring, holders, row_id, tag):  # type: ignore[no-untyped-def]
     while index[at, CODE] != 0:
         if index[at, TAG] == tag:
             code = index[at, CODE]
-            if (_id_at(ring, code - 1) if code > 0 else holders[-code - 1]) == row_id:
+            if (id_at(ring, code - 1) if code > 0 else holders[-code - 1]) == row_id:
                 break
         at = _next(at, index.shape[0])
     return at
@@ -268,7 +270,7 @@ def _push(slot, use, code, slots, top):  # type: ignore[no-untyped-def]
 def _wait_for(state, slot, code, ring, slots, top, queue):  # type: ignore[no-untyped-def]
     """Note the next use of a slot's row: a reference, or 0: not known."""
     if code > 0:
-        _push(slot, _batch_at(ring, code - 1), code, slots, top)
+        _push(slot, batch_at(ring, code - 1), code, slots, top)
     else:
         state[IDLE] += 1
         _enqueue(state, slot, slots, queue)
@@ -285,7 +287,7 @@ def _unlink(state, ring, index, slots, top, queue, at):  # type: ignore[no-untyp
     if after > 0:
         ring[after - 1, LINK] = link
     else:
-        _replace(index, _tag(index, _id_at(ring, at)), at + 1, link)
+        _replace(index, tag_of(index, id_at(ring, at)), at + 1, link)
     if link < 0:
         # The stack that the slot was on belongs to this batch: the caller has emptied it.
         _wait_for(state, -link - 1, after, ring, slots, top, queue)
@@ -312,7 +314,7 @@ def _ask_before_adding(ring, index, slots, ids, tags, i):  # type: ignore[no-unt
     # Two steps, as the index has the position of a row: the index is prefetched first, and read
     # here `_ROWS_AHEAD` rows later.
     if i + TURNS < ids.shape[0]:
-        tag = _tag(index, ids[i + TURNS])
+        tag = tag_of(index, ids[i + TURNS])
         tags[i & TURNS - 1] = tag
         _touch(index, _home(index, tag))
     if i >= -_ROWS_AHEAD and i + _ROWS_AHEAD < ids.shape[0]:
@@ -350,11 +352,11 @@ def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tag
     for i in range(count):
         row_id, tag = ids[i], tags[i & TURNS - 1]
         _ask_before_adding(ring, index, slots, ids, tags, i)
-        position = _find(index, ring, holders, row_id, tag)
+        position = find_id(index, ring, holders, row_id, tag)
         code = index[position, CODE]
         # The batch has the id before: it takes a position, so that positions and ids of a batch
         # match, but it is in no chain.
-        if code > 0 and _batch_at(ring, code - 1) == batch:
+        if code > 0 and batch_at(ring, code - 1) == batch:
             _write_reference(ring, at, row_id, TWICE, 0)
         else:
             _write_reference(ring, at, row_id, batch, code)
@@ -380,7 +382,7 @@ def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch
     top[own] = -1
     at = starts[own] % size
     for _ in range(counts[own]):
-        if _batch_at(ring, at) != TWICE:
+        if batch_at(ring, at) != TWICE:
             _unlink(state, ring, index, slots, top, queue, at)
         at = _next(at, size)
     counts[own] = ABSENT
@@ -390,7 +392,7 @@ def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch
 @_inlined
 def _look_up(state, ring, index, holders, row_id):  # type: ignore[no-untyped-def]
     """Return the slot of an id, `MISSING` for none."""
-    position = _find(index, ring, holders, row_id, _tag(index, row_id))
+    position = find_id(index, ring, holders, row_id, tag_of(index, row_id))
     slot = _slot_of(ring, index[position, CODE])
     state[HITS if slot >= 0 else MISSES] += 1
     return slot
@@ -411,11 +413,11 @@ def _use(state, ring, index, slots, top, queue, begin, out, missing):  # type: i
             if ring[later, AFTER] > 0:
                 _touch(ring, ring[later, AFTER] - 1)
             else:
-                _touch(index, _home(index, _tag(index, _id_at(ring, later))))
+                _touch(index, _home(index, tag_of(index, id_at(ring, later))))
             if ring[later, LINK] < 0:
                 _touch(slots, -ring[later, LINK] - 1)
         out[i] = MISSING
-        if _batch_at(ring, at) == TWICE:
+        if batch_at(ring, at) == TWICE:
             repeated += 1
         else:
             code, soon = ring[at, LINK], ring[at, AFTER]
@@ -463,7 +465,7 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
                 if last == never:
                     slot = _dequeue(state, slots, queue)
                     state[IDLE] -= 1
-                    _replace(index, _tag(index, holders[slot]), -1 - slot, 0)
+                    _replace(index, tag_of(index, holders[slot]), -1 - slot, 0)
                 else:
                     slot = top[last]
                     top[last] = slots[slot, BELOW]
@@ -476,14 +478,14 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
                 if begin + position < ring.shape[0]
                 else begin + position - ring.shape[0]
             )
-            row_id = _id_at(ring, at)
+            row_id = id_at(ring, at)
             holders[slot] = row_id
             out[position] = -2 - slot
             # The index points to the last reference of an id, but only the first stores the slot.
             if code > 0:
                 ring[code - 1, LINK] = -1 - slot
             else:
-                _replace(index, _tag(index, row_id), 0, -1 - slot)
+                _replace(index, tag_of(index, row_id), 0, -1 - slot)
             _wait_for(state, slot, code, ring, slots, top, queue)
 
 
@@ -515,7 +517,7 @@ def decide(  # type: ignore[no-untyped-def]
     at = begin
     # After all slots are assigned: a repeated id has the slot that its first reference got or lost.
     for i in range(count if repeated else 0):
-        if _batch_at(ring, at) == TWICE:
+        if batch_at(ring, at) == TWICE:
             out[i] = _look_up(state, ring, index, holders, ids[i])
         at = _next(at, size)
     state[UNKNOWN] = state[IDLE]

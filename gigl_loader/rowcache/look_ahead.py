@@ -315,7 +315,7 @@ class Waiting:
     """A batch that was drawn and not filled."""
 
     serial: int
-    position: int
+    turn: int
     ticket: BatchTicket = field(compare=False)
     batch: DrawnBatch = field(compare=False)
     number: int = field(compare=False)

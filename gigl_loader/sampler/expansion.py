@@ -6,18 +6,16 @@ have PyG's meaning; edges of an induced subgraph in other partitions are request
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
-from gigl_loader.sampler import compiled as kernels
+from gigl_loader.sampler import sampling_kernels as kernels
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import Draw, Drawn, SamplingPlan, TreesAndTimes, draw_key
-from gigl_loader.sampler.reader import GraphReader, ends_of
+from gigl_loader.sampler.plan import Draw, Drawn, SamplingPlan, TreesAndTimes
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import EdgeFilter, Limits, SeedTimes
 
 
@@ -123,7 +121,7 @@ class Expansion:
             start, stop = frontier[expanded]
             nodes = self._nodes.ids(expanded, start, stop)
             nodes = nodes if self._nodes.disjoint else nodes.copy()  # the view's memory may move
-            draw = draw_of(self._plan, ticket, hop, edge_type, self._reader.view)
+            draw = self._plan.draw_of(ticket, hop, edge_type, self._reader.view)
             of_trees = None
             if self._nodes.disjoint:
                 trees = self._nodes.trees(expanded, start, stop)
@@ -146,27 +144,6 @@ class Expansion:
         expanded, neighbor = self._ends[edge_type]
         labels = self._nodes.reach(neighbor, drawn.neighbors, expanded, targets)
         edges.add(labels, targets, drawn.edge_ids)
-
-
-def draw_of(
-    plan: SamplingPlan, ticket: BatchTicket, hop: int, edge_type: EdgeType, view: PartitionView[Any]
-) -> Draw:
-    """Return the request of one hop of a batch over one edge type."""
-    how = plan.expansion
-    keyed_by = edge_type
-    if how.sampling_method == "labor":  # a neighbour has the same number for every edge type
-        keyed_by = ("", "labor", ends_of(edge_type, view.edge_dir)[1])
-    return Draw(
-        edge_type,
-        plan.fanouts[edge_type][hop],
-        draw_key(plan, ticket, hop, keyed_by),
-        replace=plan.replace,
-        with_weight=plan.with_weight,
-        with_edge=plan.with_edge,
-        method=how.sampling_method,
-        timed=how.time_attr is not None and edge_type in view.times,
-        last=how.temporal_strategy == "last",
-    )
 
 
 def induced(

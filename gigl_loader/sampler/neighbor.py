@@ -1,13 +1,12 @@
 """`NeighborSampler`: from seeds to the fields of a message, by roots, draw and expansion."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.schema import NEIGHBOR_TIME, reverse_edge_type
+from gigl_loader.dataset.schema import reverse_edge_type
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
@@ -77,7 +76,7 @@ class NeighborSampler:
         }
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
-            self._attributes = attribute_names(view.node_attributes, view.edge_attributes)
+            self._attributes = view.attribute_names()
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields of the batch of ``request``."""
@@ -174,14 +173,3 @@ NEIGHBOR_KIND = SamplerKind("gigl_loader.sampler.neighbor.NeighborSampler", can_
 SUBGRAPH_KIND = SamplerKind(
     "gigl_loader.sampler.neighbor.subgraph_sampler", roots=DistinctRoots, merges_roots=True
 )
-
-
-def attribute_names(*attributes: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
-    """Return the names of attributes by their type, ascending."""
-    names: dict[Any, list[str]] = {}
-    for owner, name in sorted(chain(*attributes), key=str):
-        # Times of neighbours that `partition_graph` stores beside edges, so that no other partition
-        # has to be asked; they are not a user's attribute.
-        if not name.startswith(NEIGHBOR_TIME):
-            names.setdefault(owner, []).append(name)
-    return names

@@ -6,7 +6,7 @@ import numpy as np
 
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.memory.segments import Array
-from gigl_loader.sampler import compiled as kernels
+from gigl_loader.sampler import sampling_kernels as kernels
 from gigl_loader.sampler import tree_kernels
 
 

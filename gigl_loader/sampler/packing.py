@@ -13,7 +13,6 @@ import numpy as np
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.segments import Array
 from gigl_loader.sampler import packing_kernels as kernels
-from gigl_loader.sampler.plan import Drawn
 
 _LEAST_RUN = 2
 """Mean length from which runs take less space than values."""
@@ -49,6 +48,11 @@ class PackedInts:
         words = np.empty(-(-size * bits // 64), np.uint64)
         kernels.pack(values, least, bits, steps, words)
         return cls(size, int(least), bits, steps, words)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the words; their description is a few bytes in each message."""
+        return int(self.words.nbytes)
 
     def unpack(self, out: Array | None = None) -> Array:
         """Return the integers as ``[size]`` int64.
@@ -127,12 +131,4 @@ class PackedRuns:
     @property
     def nbytes(self) -> int:
         """Bytes of the words."""
-        counts = 0 if self.counts is None else self.counts.words.nbytes
-        return int(self.values.words.nbytes) + int(counts)
-
-
-def packed_bytes(drawn: Drawn[PackedInts]) -> int:
-    """Return the bytes of a packed response."""
-    parts = (drawn.counts, drawn.neighbors, drawn.edge_ids)
-    # the words alone: their description is a few bytes in each message
-    return sum(int(part.words.nbytes) for part in parts if part is not None)
+        return self.values.nbytes + (0 if self.counts is None else self.counts.nbytes)

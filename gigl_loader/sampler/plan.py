@@ -10,21 +10,18 @@ import hashlib
 import struct
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, Protocol, cast
 
 import numpy as np
 from typing_extensions import TypeVar
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
-from gigl_loader.dataset.view import A, PartitionView
+from gigl_loader.dataset.view import ROW_KINDS, A, PartitionView, Rows
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import AT_ONCE_STREAM, NODE_FEATURES, SCALES, BatchTicket, Field, key
 from gigl_loader.options import ExpansionOptions, FeatureStoreOptions, SamplingMethod
 
 __all__ = [
-    "DRAW_VERSION",
-    "STRICT_PAIRS_VERSION",
-    "WEIGHTED_VERSION",
     "Field",
     "SampleRequest",
     "Sampler",
@@ -34,15 +31,25 @@ __all__ = [
     "scale_fields",
 ]
 
-DRAW_VERSION = 1
-"""Increases with a release that draws or shuffles otherwise for the same seed, so that an older
-state is refused instead of continued with other batches."""
-STRICT_PAIRS_VERSION = 2
-"""The same for loaders with strict binary negatives, in place of `DRAW_VERSION`. In 1 a source kept
-its negative however many of its pairs were edges, so that pairs were not uniform."""
-WEIGHTED_VERSION = 3
-"""The same for loaders that draw by weight without replacement, strict pairs or not, in place of
-both. In 1 and 2 they took the logarithm of the machine's C library, which no GPU has."""
+RowsName = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
+"""Key of a matrix, its type; key of an attribute, type and name."""
+
+
+def draw_version(*, by_logarithm: bool, strict_pairs: bool) -> int:
+    """Return the version of a loader's draws, which its saved states have.
+
+    It increases with a release that draws or shuffles otherwise for the same seed, so that an older
+    state is refused instead of continued with other batches.
+
+    Args:
+        by_logarithm: The loader draws by weight without replacement. In 1 and 2 such a draw took
+            the logarithm of the machine's C library, which no GPU has.
+        strict_pairs: It has strict binary negatives. In 1 a source kept its negative however many
+            of its pairs were edges, so that pairs were not uniform.
+    """
+    if by_logarithm:
+        return 3
+    return 2 if strict_pairs else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +81,26 @@ class SamplingPlan:
         """Return whether batches have rows of a kind, one of `ROW_KINDS`."""
         of_edges_here = self.with_edge or not kind.startswith("edge")
         return of_edges_here and (self.collect_features or kind.endswith("_labels"))
+
+    def draw_of(
+        self, ticket: BatchTicket, hop: int, edge_type: EdgeType, view: PartitionView[Any]
+    ) -> "Draw":
+        """Return the request of one hop of a batch over one edge type."""
+        how = self.expansion
+        keyed_by = edge_type
+        if how.sampling_method == "labor":  # a neighbour has the same number for every edge type
+            keyed_by = ("", "labor", view.ends_of(edge_type)[1])
+        return Draw(
+            edge_type,
+            self.fanouts[edge_type][hop],
+            draw_key(self, ticket, hop, keyed_by),
+            replace=self.replace,
+            with_weight=self.with_weight,
+            with_edge=self.with_edge,
+            method=how.sampling_method,
+            timed=how.time_attr is not None and edge_type in view.times,
+            last=how.temporal_strategy == "last",
+        )
 
 
 def draw_key(plan: SamplingPlan, ticket: BatchTicket, hop: int, edge_type: EdgeType) -> int:
@@ -238,6 +265,22 @@ class RowsRequest(Generic[Ids]):
     """Name among ``node_attributes`` and ``edge_attributes``; None: the features."""
     with_scales: bool = False
     """Whether to send the scales of quantised rows; batches bring their own."""
+
+    @classmethod
+    def of(cls, kind: str, name: RowsName, ids: Ids) -> "RowsRequest[Ids]":
+        """Return the request for rows of the matrix ``kind`` of ``name``."""
+        if kind.endswith("_attributes"):
+            graph_type, attribute = cast("tuple[NodeType | EdgeType, str]", name)
+            return cls(kind, graph_type, ids, attribute)
+        return cls(kind, cast("NodeType | EdgeType", name), ids)
+
+    def matrix_in(self, view: PartitionView[Any]) -> Rows[Any] | None:
+        """Return the requested matrix of ``view``, or None."""
+        # only these kinds: they came over the network, and the view has other attributes
+        matrices: Any = getattr(view, self.kind) if self.kind in ROW_KINDS else {}
+        name = self.name if self.attribute is None else (self.name, self.attribute)
+        matrix: Rows[Any] | None = matrices.get(name)
+        return matrix
 
     def map(self, form: Callable[[Ids], I2]) -> "RowsRequest[I2]":
         """Return the same in another form."""

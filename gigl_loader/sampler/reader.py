@@ -12,12 +12,12 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
-from gigl_loader.dataset.view import ROW_KINDS, Adjacency, Book, PartitionView, Rows, TimeOrder
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, TimeOrder
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array, array_in, nbytes_of, storage_dtype
-from gigl_loader.sampler import compiled as kernels
+from gigl_loader.sampler import sampling_kernels as kernels
 from gigl_loader.sampler import tree_kernels, weighted_kernels
 from gigl_loader.sampler.plan import (
     Draw,
@@ -26,6 +26,7 @@ from gigl_loader.sampler.plan import (
     Peers,
     PendingAnswer,
     RowsAnswer,
+    RowsName,
     RowsRequest,
     TreesAndTimes,
 )
@@ -33,7 +34,6 @@ from gigl_loader.sampler.row_exchange import (
     LaterRows,
     Part,
     RequestedRows,
-    RowsName,
     Split,
     gather_rows,
     part_of,
@@ -167,7 +167,7 @@ class LocalReader:
         return total_and_most
 
     def _num_rows_of(self, edge_type: EdgeType) -> int:
-        return max(1, self._view.num_nodes[row_type(edge_type, self._view.edge_dir)])
+        return max(1, self._view.num_nodes[self._view.row_type(edge_type)])
 
     def rows(self, kind: str, name: RowsName) -> Rows[Array]:
         """Return the matrix ``kind`` (``node_features``...) of a type."""
@@ -223,7 +223,7 @@ class LocalReader:
         """
         _check_ids(request.ids)
         kind, ids = request.kind, request.ids
-        rows = matrix_asked(self._view, request)
+        rows = request.matrix_in(self._view)
         if rows is None and not (kind == DEGREES and request.name in self._view.adjacency):
             raise ProtocolError(f"{kind!r} of {request.name!r} were requested, none are")
         part = self.part(DEGREES, request.name, ids) if rows is None else part_of(rows, ids)
@@ -258,7 +258,7 @@ class GraphReader:
         self, draw: Draw, nodes: Array, trees: TreesAndTimes | None = None
     ) -> Callable[[], Drawn]:
         """Request neighbours of ``nodes``; the remote part is under way when this returns."""
-        owners = self._view.node_books.get(row_type(draw.edge_type, self._view.edge_dir))
+        owners = self._view.node_books.get(self._view.row_type(draw.edge_type))
         split = self.split(owners, nodes)
         if split is None:
             return lambda: self._local.draw(draw, nodes, trees)
@@ -276,7 +276,7 @@ class GraphReader:
 
     def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
         """Return (type that is expanded, type of its neighbours) of a walked edge type."""
-        return ends_of(edge_type, self._view.edge_dir)
+        return self._view.ends_of(edge_type)
 
     def split(self, book: Book[Array] | None, ids: Array) -> Split | None:
         """Return the positions of ``ids`` by owner; None if all of them are here.
@@ -324,7 +324,7 @@ class GraphReader:
 
     def degrees(self, edge_type: EdgeType, nodes: Array) -> Callable[[], Array]:
         """Request the number of edges of each of ``nodes``, ``[n]`` int64; returns at once."""
-        owners = self._view.node_books.get(row_type(edge_type, self._view.edge_dir))
+        owners = self._view.node_books.get(self._view.row_type(edge_type))
         split = self.split(owners, nodes)
         if split is None:
             return lambda: self._local.degrees(edge_type, nodes)
@@ -409,27 +409,6 @@ class GraphReader:
         if split is None or self._kept[0] is not split:
             self._kept = (split, ids.copy())
         return self._kept[1]
-
-
-def matrix_asked(view: PartitionView[Any], request: RowsRequest) -> Rows[Any] | None:
-    """Return the matrix of ``view`` that a request names, or None."""
-    # only these kinds: they came over the network, and the view has other attributes
-    matrices: Any = getattr(view, request.kind) if request.kind in ROW_KINDS else {}
-    name, attribute = request.name, request.attribute
-    matrix: Rows[Any] | None = matrices.get(name if attribute is None else (name, attribute))
-    return matrix
-
-
-def ends_of(edge_type: EdgeType, edge_dir: str) -> tuple[NodeType, NodeType]:
-    """Return (type that is expanded, type of its neighbours) of a walked edge type."""
-    src, _, dst = edge_type
-    return (dst, src) if edge_dir == "in" else (src, dst)
-
-
-def row_type(edge_type: EdgeType, edge_dir: str) -> NodeType:
-    """Return the type of the nodes by which edges are grouped; for label edges, the anchors."""
-    by_source = edge_dir == "out" or is_label_edge_type(edge_type)
-    return edge_type[0] if by_source else edge_type[2]
 
 
 def _check_ids(ids: Array) -> None:

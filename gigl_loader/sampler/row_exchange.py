@@ -26,18 +26,18 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.schema import NodeType
 from gigl_loader.dataset.view import Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array, storage_dtype
 from gigl_loader.message import EDGE, NODE, ROWS, ROWS_OF, Field
 from gigl_loader.options import FeatureStoreOptions
-from gigl_loader.sampler import compiled as kernels
+from gigl_loader.sampler import sampling_kernels as kernels
 from gigl_loader.sampler.plan import (
     Drawn,
     DrawRequest,
@@ -45,6 +45,7 @@ from gigl_loader.sampler.plan import (
     PendingAnswer,
     RowPeers,
     RowsAnswer,
+    RowsName,
     RowsRequest,
 )
 
@@ -52,8 +53,6 @@ _NO_PLACES = np.empty(0, np.int64)
 Part = tuple[Array, Array, Array | None]
 """Rows for `gather_rows`: (matrix, its rows, their positions in the output; None: all positions, in
 order)."""
-RowsName = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
-"""Key of a matrix, its type; key of an attribute, type and name."""
 
 Split = dict[int, Array]
 """By partition or server that has the rows, the positions of its ids: int64, ascending."""
@@ -99,7 +98,7 @@ class RequestedRows:
         for owner, ids in pieces:
             assert peers is not None, "what is not on this machine has peers to ask"
             part = out[start : start + ids.size]
-            self._answers.append(peers.rows(owner, rows_request(kind, name, ids), part))
+            self._answers.append(peers.rows(owner, RowsRequest.of(kind, name, ids), part))
             start += ids.size
 
     @property
@@ -118,14 +117,6 @@ class RequestedRows:
         # Parts of ``rows``, except for peers that read responses where they were received.
         answers = [answer.wait().values for answer in self._answers]
         return [(rows, np.arange(at.size), at) for rows, at in zip(answers, positions, strict=True)]
-
-
-def rows_request(kind: str, name: RowsName, ids: Array) -> RowsRequest:
-    """Return the request for rows of the matrix ``kind`` of ``name``."""
-    if kind.endswith("_attributes"):
-        graph_type, attribute = cast("tuple[NodeType | EdgeType, str]", name)
-        return RowsRequest(kind, graph_type, ids, attribute)
-    return RowsRequest(kind, cast("NodeType | EdgeType", name), ids)
 
 
 def located(rows: Rows[Array], ids: Array) -> Array:

@@ -7,7 +7,7 @@ the processor's cache, however large the table is.
 
 import numpy as np
 
-from gigl_loader.sampler.compiled import at_address, jit, mix, prefetch
+from gigl_loader.compiled import at_address, jit, mix, prefetch
 
 _NEAR = 16
 """Positions near a tree's that are tried before any other position: trees differ in size."""
@@ -19,7 +19,7 @@ _ONE, _TAG = np.uint64(1), np.uint64(33)
 
 @jit
 def _find(table, mask, window, shift, tree, keys, key):  # type: ignore[no-untyped-def]
-    """Return (position, label, tag) of ``key``; see `gigl_loader.sampler.compiled._find`."""
+    """Return (position, label, tag) of ``key``; see `sampling_kernels._find`."""
     hashed = mix(np.uint64(key))
     tag = np.int64(hashed >> _TAG) << 32
     # ``tree << shift`` is the start of its share of the table, ``window`` the spread of its nodes.
@@ -157,7 +157,7 @@ def layout(size: int, num_trees: int) -> tuple[np.uint64, np.uint64]:
 
 
 def load() -> None:
-    """Call every kernel once on empty arrays; see `sampler.compiled.load`."""
+    """Call every kernel once on empty arrays; see `sampling_kernels.load`."""
     table, none = np.zeros(1024, np.int64), np.zeros(0, np.int64)
     where = (table, np.uint64(1023), *layout(1024, 1), 1, none)
     enter(*where, 0, 0)

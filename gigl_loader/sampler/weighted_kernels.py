@@ -9,24 +9,39 @@ Source:
     sampling with a reservoir", IPL 97(5), 2006.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
+from gigl_loader.compiled import jit
 from gigl_loader.memory.segments import Array
-from gigl_loader.sampler.compiled import count_uniform, jit, row_key, unit
+from gigl_loader.sampler.sampling_kernels import count_uniform, row_key, unit
 
-FRACTION, EXPONENT_OF_ONE = (1 << 52) - 1, 1023
-"""For a float64: the bits of its fraction; the bias of its exponent."""
-SQRT_2 = 1.4142135623730951
-LN_2_HIGH, LN_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-"""ln 2 in two parts: the first has 33 bits, so that its product with an exponent is exact."""
-SERIES = (
-    6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
-    2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
-    1.479819860511658591e-01,
-)  # fmt: skip
-"""Factors of the powers of the logarithm's series: near 2/3, 2/5... 2/15, with a total error below
-2 ** -58."""
-_S1, _S2, _S3, _S4, _S5, _S6, _S7 = SERIES
+
+class Logarithm(NamedTuple):
+    """The numbers of the logarithm."""
+
+    fraction: int = (1 << 52) - 1
+    """The bits of a float64's fraction."""
+    exponent_of_one: int = 1023
+    """The bias of its exponent."""
+    sqrt_2: float = 1.4142135623730951
+    ln_2_high: float = 6.93147180369123816490e-01
+    """The first of two parts of ln 2, of 33 bits, so that its product with an exponent is exact."""
+    ln_2_low: float = 1.90821492927058770002e-10
+    series: tuple[float, ...] = (
+        6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
+        2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
+        1.479819860511658591e-01,
+    )  # fmt: skip
+    """Factors of the powers of its series: near 2/3, 2/5... 2/15, with a total error below
+    2 ** -58."""
+
+
+LOGARITHM = Logarithm()
+# plain numbers are constants to Numba
+_FRACTION, _EXPONENT_OF_ONE, _SQRT_2, _LN_2_HIGH, _LN_2_LOW, _SERIES = LOGARITHM
+_S1, _S2, _S3, _S4, _S5, _S6, _S7 = _SERIES
 
 
 @jit
@@ -42,9 +57,9 @@ def exponential(uniform):  # type: ignore[no-untyped-def]
     """
     # In (0, 1], and exact: its logarithm is finite, and its bits are those of a normal number.
     bits = np.float64(1.0 - uniform).view(np.int64)
-    exponent = (bits >> 52) - EXPONENT_OF_ONE
-    scaled = np.int64((bits & FRACTION) | (EXPONENT_OF_ONE << 52)).view(np.float64)
-    if scaled > SQRT_2:  # now within [sqrt 1/2, sqrt 2]: near 1, where a logarithm is small
+    exponent = (bits >> 52) - _EXPONENT_OF_ONE
+    scaled = np.int64((bits & _FRACTION) | (_EXPONENT_OF_ONE << 52)).view(np.float64)
+    if scaled > _SQRT_2:  # now within [sqrt 1/2, sqrt 2]: near 1, where a logarithm is small
         scaled = scaled * 0.5
         exponent += 1
     ratio = (scaled - 1.0) / (scaled + 1.0)
@@ -53,7 +68,7 @@ def exponential(uniform):  # type: ignore[no-untyped-def]
     even = fourth * (_S2 + fourth * (_S4 + fourth * _S6))
     odd = square * (_S1 + fourth * (_S3 + fourth * (_S5 + fourth * _S7)))
     fraction = ratio * 2.0 + ratio * (even + odd)
-    return -(exponent * LN_2_HIGH + (exponent * LN_2_LOW + fraction))
+    return -(exponent * _LN_2_HIGH + (exponent * _LN_2_LOW + fraction))
 
 
 @jit
@@ -114,7 +129,7 @@ def _sift_up(keys, items, child):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _write_sorted(items, size, out, at):  # type: ignore[no-untyped-def]
+def write_sorted(items, size, out, at):  # type: ignore[no-untyped-def]
     """Write the first ``size`` items, ascending, to ``out[at:]``; they are sorted in place.
 
     A heapsort of our own: Numba takes seconds to compile its sort.
@@ -140,7 +155,7 @@ def _write_sorted(items, size, out, at):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _first_above(keys, size, goal):  # type: ignore[no-untyped-def]
+def first_above(keys, size, goal):  # type: ignore[no-untyped-def]
     """Return the position of the first of ``size`` ascending keys above ``goal``; else ``size``."""
     low, high = 0, size
     while low < high:
@@ -176,7 +191,7 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
             for j in range(take):
                 goal = unit(row, j) * total
                 # This skips positions of weight 0, whose sum equals the previous one.
-                position = _first_above(keys, end - start, goal)
+                position = first_above(keys, end - start, goal)
                 # Only weights that are not finite get past the end: a number below 1 times a finite
                 # total never reaches the total, rounded or not.
                 positions[at + j] = min(start + position, end - 1)
@@ -198,7 +213,7 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
                     _sift_down(keys, items, size)
             # A heap leaves them in its own order. In ascending order, memory is read forwards and
             # the result does not depend on the heap.
-            _write_sorted(items, take, positions, at)
+            write_sorted(items, take, positions, at)
         at += take
 
 
@@ -246,12 +261,12 @@ def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, posi
                 keys[0] = value
                 items[0] = offset
                 _sift_down(keys, items, size)
-        _write_sorted(items, take, positions, at)
+        write_sorted(items, take, positions, at)
         at += take
 
 
 def load() -> None:
-    """Call the kernels of draws by weight once on empty arrays; see `sampler.compiled.load`."""
+    """Call the kernels of draws by weight once on empty arrays; see `sampling_kernels.load`."""
     none, weights, key, rows = _of_no_rows()
     for replace in (False, True):
         count_weighted(np.zeros(1, np.int64), weights, none, -1, replace, *rows)

@@ -42,7 +42,7 @@ class BatchSender:
 
     def fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
         """Return a batch of a consumer in its sent form, as soon as there is one."""
-        # a client that requests a position has lost all responses from that position on
+        # a client that sends a fetch again has lost all responses from that fetch on
         self.lose_from(peer.session, request)
         producer = self._server.producer(request.producer_id, request.consumer)
         return producer.fetch(request, peer.number, partial(self._packed, request, peer))
@@ -85,7 +85,7 @@ class BatchSender:
         return Nothing()
 
     def lose_from(self, session: str, request: FetchRequest) -> None:
-        """Give up the leases of lost responses: those at this position and after it.
+        """Give up the leases of lost responses: those to this fetch and to later ones.
 
         Their numbers are unknown; and as the client might read them, nothing may be written there.
         """
@@ -121,7 +121,7 @@ def _follows(request: FetchRequest, other: FetchRequest) -> bool:
     same = (request.producer_id, request.consumer, request.attempt) == (
         other.producer_id, other.consumer, other.attempt,
     )  # fmt: skip
-    # fetches without a count are GLT's: they name no position, and are never repeated
-    if not same or request.position is None or other.position is None:
+    # fetches that are not counted are GLT's, and never repeated
+    if not same or request.fetches_before is None or other.fetches_before is None:
         return False
-    return request.position >= other.position
+    return request.fetches_before >= other.fetches_before

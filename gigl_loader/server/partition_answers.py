@@ -31,7 +31,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
-from gigl_loader.sampler.reader import ReaderOfThread, matrix_asked, row_type
+from gigl_loader.sampler.reader import ReaderOfThread
 from gigl_loader.wire.calls import FeatureInfos, PartitionBook
 from gigl_loader.wire.requests import NodeIdsRequest, RowBook
 from gigl_loader.wire.signatures import PartitionSignatures
@@ -101,6 +101,10 @@ class PartitionAnswers(PartitionSignatures):
     @override
     def get_node_types(self) -> list[NodeType] | None:
         return sorted(self.dataset.view().num_nodes) if self.dataset.is_typed else None
+
+    @override
+    def get_edge_weights_registered(self) -> bool:
+        return self.dataset.has_edge_weights
 
     @override
     def get_node_partition_book(self, node_type: NodeType | None = None) -> PartitionBook:
@@ -176,7 +180,7 @@ class PartitionAnswers(PartitionSignatures):
     @override
     def get_rows(self, request: RowsRequest[PackedInts]) -> RowsAnswer:
         view, unpacked = self.dataset.view(), request.map(PackedInts.unpack)
-        rows = matrix_asked(view, unpacked)
+        rows = unpacked.matrix_in(view)
         if rows is None:
             raise ConfigError(
                 f"the graph has no {unpacked.kind.replace('_', ' ')} of {unpacked.name!r}"
@@ -198,7 +202,7 @@ class PartitionAnswers(PartitionSignatures):
         adjacency = view.adjacency.get(edge_type)
         if adjacency is None:
             raise ConfigError(f"the graph has no edges {edge_type}")
-        expanded = row_type(edge_type, view.edge_dir)
+        expanded = view.row_type(edge_type)
         self._check_owned(ids, expanded, view.node_books.get(expanded))
         edges = all_edges(adjacency, torch.from_numpy(ids), weights=weights, edge_ids=edge_ids)
         columns = {"counts": edges.counts, "indices": edges.sources}

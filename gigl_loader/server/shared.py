@@ -168,6 +168,7 @@ class SharedProducer:
 
         Raises:
             PeerError: A worker is gone.
+            ProtocolError: There are not as many positions as batches.
             UsageError: There is no such consumer.
         """
         with self._lock:
@@ -182,11 +183,19 @@ class SharedProducer:
                 batches = share_of_batches(total, self._request, request.consumer)
             else:
                 batches = request.batches.tolist()
+            positions = None if request.positions is None else request.positions.tolist()
+            if positions is not None and len(positions) != len(batches):
+                raise ProtocolError(
+                    f"producer {self.key!r}: consumer {request.consumer} sent {len(positions)} "
+                    f"positions for {len(batches)} batches"
+                )
             # removed before the next epoch begins, or its first batches would go to fetches of
             # the last one
             stale = consumer.take_waiting()
             try:
-                self.producer.start_epoch(attempt or epoch, batches, stream=request.consumer)
+                self.producer.start_epoch(
+                    attempt or epoch, batches, positions, stream=request.consumer
+                )
             finally:
                 # nothing is packed for these, so the lock may be held
                 _answer([(fetch, _STALE) for fetch in stale])
@@ -207,9 +216,9 @@ class SharedProducer:
     ) -> "Future[Any]":
         """Return a future of a consumer's next batch; never waits.
 
-        A fetch of an earlier position than the next means that responses were lost: the consumer's
-        stream starts again there. Batches are functions of seed, epoch and index, so that sampling
-        them again gives the same bits.
+        A fetch that comes again means that responses were lost: the consumer's stream starts again
+        there. Batches are functions of seed, epoch and index, so that sampling them again gives the
+        same bits.
 
         Args:
             request: The batch to fetch. One of another attempt than the current one gets none.
@@ -224,7 +233,8 @@ class SharedProducer:
             stream = self.producer.stream(request.consumer)
             if stream.attempt is None:
                 raise UsageError(f"producer {self.key!r}: fetch before start_new_epoch_sampling")
-            current = request.position is None or request.attempt == stream.attempt
+            is_counted = request.fetches_before is not None
+            current = not is_counted or request.attempt == stream.attempt
             # no error: the client sent this before it cancelled the epoch, and drops the response
             if stream.is_broken_off or not current or connection < consumer.connection:
                 _answer([(fetch, _STALE)])
@@ -234,11 +244,11 @@ class SharedProducer:
             if connection > consumer.connection:  # nobody reads responses on the former one
                 consumer.connection = connection
                 _answer([(waiting, _STALE) for waiting in consumer.take_waiting()])
-            # Read the position first: the pumping thread may file a failure now, beginning with
+            # Read the number first: the pumping thread may file a failure now, beginning with
             # the error. A failed epoch is not sampled again, so these fetches get its error.
             taken = stream.taken
-            if request.position is not None and stream.error is None:
-                self._go_to(request.consumer, consumer, request.position, taken)
+            if request.fetches_before is not None and stream.error is None:
+                self._go_to(request.consumer, consumer, request.fetches_before, taken)
             consumer.waiting.append(fetch)
             self._hungry[request.consumer] = None
             # takes arrived batches at once, without waking the other thread
@@ -279,22 +289,22 @@ class SharedProducer:
         """Return whether all of ``index`` are positions in the input."""
         return bool(((index >= 0) & (index < self.producer.input_len)).all())
 
-    def _go_to(self, number: int, consumer: _Consumer, position: int, taken: int) -> None:
-        """Move the stream to ``position``, where it is already unless responses were lost."""
-        # fetches are sent ahead, so their positions precede the batches handed out
-        if position > taken + len(consumer.waiting):
+    def _go_to(self, number: int, consumer: _Consumer, fetches: int, taken: int) -> None:
+        """Let the next batch be the one after ``fetches``; it is, unless responses were lost."""
+        # fetches are sent ahead of the batches handed out
+        if fetches > taken + len(consumer.waiting):
             raise ProtocolError(
-                f"producer {self.key!r}: consumer {number} asks for position {position}, but it "
-                f"had {taken} batches of this epoch"
+                f"producer {self.key!r}: consumer {number} says that it sent {fetches} fetches "
+                f"before, but {taken} were answered and {len(consumer.waiting)} wait"
             )
         # handed out does not mean received: batches on a lost connection come again
-        if position < taken:
+        if fetches < taken:
             _log.info(
-                "producer %r: answers to consumer %d were lost; its batches from position %d on "
+                "producer %r: answers to consumer %d were lost; its batches after the first %d "
                 "come again",
-                *(self.key, number, position),
+                *(self.key, number, fetches),
             )
-            self.producer.put_back(number, position)
+            self.producer.put_back(number, fetches)
 
     def check_client(self, client: Hashable, number: int | None = None) -> None:
         """Refuse a client that is not consumer ``number``; None: that is no consumer at all.
@@ -463,7 +473,7 @@ class SharedProducer:
 
 def _answer(answers: _Answers) -> None:
     for fetch, outcome in answers:
-        # else it was cancelled: its connection is over, and the next one requests the position
+        # else it was cancelled: its connection is over, and the fetch comes again on the next one
         if fetch.answer.set_running_or_notify_cancel():
             try:
                 if isinstance(outcome, GiglLoaderError):

@@ -23,7 +23,7 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, PeerError, PeerLostError
 from gigl_loader.logs import answering, know
 from gigl_loader.options import DEFAULT_RECONNECT_S, check_reconnect
-from gigl_loader.sampler.compiled import load as load_kernels
+from gigl_loader.sampler.kernels import LOADERS
 from gigl_loader.server.jobs import Member, Visitor
 from gigl_loader.server.leader import Leader
 from gigl_loader.server.metrics import MetricsListener
@@ -452,7 +452,7 @@ def init_storage_process(
             metrics = MetricsListener(server.status, metrics_host, metrics_port, security)
         # before any client is admitted: with an empty cache Numba compiles for seconds, which
         # would count as part of a client's wait for its first batch
-        load_kernels()
+        LOADERS["uniform"]()
         # for GLT's classes, which need it. One client stands for all, as jobs differ in their
         # number
         _set_server_context(num_servers, storage_rank, "gigl_loader_servers", 1)

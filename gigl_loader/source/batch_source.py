@@ -75,10 +75,17 @@ class BatchSource(Protocol):
         """
         ...
 
-    def start_epoch(self, attempt: Attempt, batches: Sequence[int]) -> None:
-        """Begin to sample these batches of an epoch; batches under way are dropped.
+    def start_epoch(
+        self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int]
+    ) -> None:
+        """Begin to sample batches of an epoch; batches under way are dropped.
 
-        The ticket of each received batch tells its position in ``batches``.
+        Args:
+            attempt: The attempt at the epoch.
+            batches: Batches of the source, in the order in which they are handed out. One may come
+                twice.
+            positions: Position of each in the loader's epoch, ascending; its ticket has it when it
+                comes back.
         """
         ...
 

@@ -241,6 +241,8 @@ class EpochRequest:
     """Attempt of the consumer's loader, which its fetches carry; None: it does not count them."""
     batches: np.ndarray | None = None
     """``[n]`` int64, indices over the whole input, in the wanted order; None: the whole share."""
+    positions: np.ndarray | None = None
+    """``[n]`` int64, the position of each in the loader's epoch; None: they count from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,9 +252,9 @@ class FetchRequest:
     producer_id: int
     consumer: int = 0
     attempt: Attempt | None = None
-    """The attempt that the batch belongs to; None only if the position is."""
-    position: int | None = None
-    """Number of batches of this epoch that the consumer got from this server; None: not counted."""
+    """The attempt that the batch belongs to; None only if fetches are not counted."""
+    fetches_before: int | None = None
+    """Fetches of the attempt that the consumer sent to this server before; None: not counted."""
     same_host: bool = False
     """Whether the client can map the server's memory, and only needs the location of the batch."""
 

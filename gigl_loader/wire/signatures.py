@@ -73,6 +73,11 @@ class PartitionSignatures(ABC):
 
     @served
     @abstractmethod
+    def get_edge_weights_registered(self) -> bool:
+        """Return whether edges of some type have weights."""
+
+    @served
+    @abstractmethod
     def get_node_partition_book(self, node_type: NodeType | None = None) -> PartitionBook:
         """Return the owner of each node of a type."""
 

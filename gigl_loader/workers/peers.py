@@ -30,7 +30,7 @@ from gigl_loader.errors import (
     PeerTimeoutError,
 )
 from gigl_loader.memory.segments import Array
-from gigl_loader.sampler.packing import PackedInts, packed_bytes
+from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import ReaderOfThread
 from gigl_loader.transport import (
@@ -398,11 +398,12 @@ class Asking:
     def draw(self, partition: int, request: DrawRequest) -> Answer[Drawn]:
         """Request neighbours; see `gigl_loader.sampler.plan.Peers`."""
         question, traffic = request.map(PackedInts.of), self._of_thread.traffic
-        traffic.structure_bytes += question.nodes.words.nbytes
+        traffic.structure_bytes += question.nodes.nbytes
 
         # called in `Answer.wait` by the thread that sent the request, so this is its own traffic
         def read(answer: Drawn[PackedInts]) -> Drawn:
-            traffic.structure_bytes += packed_bytes(answer)
+            parts = (answer.counts, answer.neighbors, answer.edge_ids)
+            traffic.structure_bytes += sum(part.nbytes for part in parts if part is not None)
             return answer.map(PackedInts.unpack)
 
         reply = self._caller(partition).ask("draw", question, _DRAWN)

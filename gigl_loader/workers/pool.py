@@ -286,6 +286,11 @@ class WorkerPool:
         """Process id of each worker; None: it is being started or replaced."""
         return [worker.pid for worker in self._workers]
 
+    @property
+    def supervisor_pid(self) -> int | None:
+        """Process id of the supervisor, which may have ended; None: it is not started, or left."""
+        return None if self._supervisor is None else self._supervisor.pid
+
     # -- talk -----------------------------------------------------------------------------------
 
     def _start_again(

@@ -122,7 +122,7 @@ class DistSamplingProducer:
         self._main_path = main_path_of(worker_init_fn)
         self._pool = WorkerPool(self.num_workers, tensors.dumps)
         self._orders = SeedOrders(self._seed_input, sampling_config, self.source_options.seed)
-        self._recovery = Recovery(
+        self.recovery = Recovery(
             self._pool, worker_options.worker_concurrency, self.source_options.max_restarts,
             self._orders.seeds_of, self._check_files,
         )  # fmt: skip
@@ -132,7 +132,7 @@ class DistSamplingProducer:
         # one lock for all attributes above: consumers, `RestartThread` and status use them at once
         self._lock = threading.RLock()
         self._tasks = Tasks(
-            self._recovery, channel, self._orders, worker_options.worker_concurrency, self._ranks,
+            self.recovery, channel, self._orders, worker_options.worker_concurrency, self._ranks,
             self._lock,
         )  # fmt: skip
         self._shut_down = False
@@ -212,7 +212,7 @@ class DistSamplingProducer:
             self._tasks.look_ahead = self._ranks.look_ahead
             assignments = self._ranks.assignments()
             for worker in range(self.num_workers):
-                self._recovery.send(worker, *self._ranks.introduction(worker, assignments))
+                self.recovery.send(worker, *self._ranks.introduction(worker, assignments))
         self._ranks.leave_rendezvous()
         # without peers, the thread that waits for a batch notices the loss of its worker
         if self._ranks.has_peers and self.source_options.max_restarts:
@@ -288,14 +288,16 @@ class DistSamplingProducer:
             self._tasks.remove(number)
 
     def start_epoch(
-        self, epoch: Attempt | int, batches: Sequence[int] | None = None, stream: int = 0
-    ) -> None:
+        self, epoch: Attempt | int, batches: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None, *, stream: int = 0,
+    ) -> None:  # fmt: skip
         """Begin an epoch; the rest of the previous one is dropped.
 
         Args:
             epoch: The attempt; a plain number means the epoch's next attempt after the last one
                 started.
             batches: Indices of the batches to sample, in this order (None: all).
+            positions: Position of each in the loader's epoch; None: they count from 0.
             stream: Number of the consumer.
 
         Raises:
@@ -307,10 +309,10 @@ class DistSamplingProducer:
             self._check_usable()
             self._check_files()
             self._tasks.raise_if_fatal()
-            self._recovery.start_epoch()
+            self.recovery.start_epoch()
             chosen = range(self.num_batches) if batches is None else batches
-            self._tasks.begin(stream, epoch, chosen)
-            self._recovery.note_progress()
+            self._tasks.begin(stream, epoch, chosen, positions)
+            self.recovery.note_progress()
             self._tasks.dispatch()
 
     def cancel_epoch(self, stream: int = 0) -> None:
@@ -337,7 +339,7 @@ class DistSamplingProducer:
         """
         limit = self.source_options.timeout_s if timeout_s is None else timeout_s
         # the trainer used the time since the last call: it does not count against workers
-        self._recovery.note_progress()
+        self.recovery.note_progress()
         while True:
             with self._lock:
                 self._check_usable()
@@ -352,7 +354,7 @@ class DistSamplingProducer:
                     return None
             # in steps of a second: another thread may file the batch or shut the producer down
             self.pump(min(1.0, limit))
-            if self._recovery.is_stalled(limit) and not (
+            if self.recovery.is_stalled(limit) and not (
                 timeout_s is None and self.replace_stalled(limit)
             ):
                 self._raise_stalled(state, limit)
@@ -384,7 +386,7 @@ class DistSamplingProducer:
             before = self._tasks.streams[AT_ONCE_STREAM].attempt
             serial = 1 if before is None else before.serial + 1
             self._tasks.begin(AT_ONCE_STREAM, Attempt(AT_ONCE_EPOCH, serial, seed), (0,))
-            self._recovery.note_progress()
+            self.recovery.note_progress()
             self._tasks.dispatch()
 
     def _receive(self, timeout_s: float | None) -> SampleMessage:
@@ -436,7 +438,7 @@ class DistSamplingProducer:
         # reads each worker's state in /proc four times a second, at a few microseconds each
         with self._lock:
             longest_s = _STOPPED_SHARE * self.source_options.timeout_s
-            self._recovery.end_stopped(max(1, int(longest_s / LOOK_EVERY_S)))
+            self.recovery.end_stopped(max(1, int(longest_s / LOOK_EVERY_S)))
         self._tasks.pump_if_lost()
 
     def replace_stalled(self, limit_s: float) -> bool:
@@ -446,12 +448,12 @@ class DistSamplingProducer:
             False if that is of no use: ``max_restarts`` are used up, or it was done before.
         """
         with self._lock:
-            return self._recovery.replace_stalled(limit_s)
+            return self.recovery.replace_stalled(limit_s)
 
     def _raise_stalled(self, state: BatchStream[Received], limit: float) -> None:
         assert state.attempt is not None, "an epoch that is waited for was started"
         epoch = state.attempt.epoch
-        busy = self._recovery.busy_workers
+        busy = self.recovery.busy_workers
         raise PeerTimeoutError(
             f"no sampling worker made progress for {limit:.1f} s; waiting for batch "
             f"{state.awaited} of epoch {epoch} from {self._pool.describe(busy)}; if a batch "
@@ -494,7 +496,7 @@ class DistSamplingProducer:
     @property
     def num_restarts(self) -> int:
         """Number of workers replaced so far."""
-        return self._recovery.num_restarts
+        return self.recovery.num_restarts
 
     @property
     def pids(self) -> list[int | None]:

@@ -58,13 +58,14 @@ class Recovery:
         """Workers that may be given batches."""
         self._due: dict[int, float] = {}
         """Time at which to replace each lost worker (`time.monotonic`)."""
-        self._hung: dict[int, str] = {}
+        self.hung: dict[int, str] = {}
         """Workers that were killed because they made no progress, and their last state."""
         self._innocent: set[int] = set()
         """Those of them that had been stopped by a signal, so that no batch made them hang."""
         self._stopped: dict[int, int] = {}
         """How many times in a row `end_stopped` has found each worker stopped."""
-        self._last_progress = time.monotonic()
+        self.last_progress = time.monotonic()
+        """Time at which a worker last sent something, or a wait for workers began."""
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -186,7 +187,7 @@ class Recovery:
         """
         # in this order, as `killed_twice` uses the deaths that `lose` counts
         self.at_work.discard(worker)
-        hung, by_itself = self._hung.pop(worker, None), ended_by_itself(exitcode)
+        hung, by_itself = self.hung.pop(worker, None), ended_by_itself(exitcode)
         if hung is not None:
             by_itself = worker not in self._innocent
         self._innocent.discard(worker)
@@ -212,11 +213,11 @@ class Recovery:
 
     def note_progress(self) -> None:
         """Note that a worker sent something, or that a wait for workers begins now."""
-        self._last_progress = time.monotonic()
+        self.last_progress = time.monotonic()
 
     def is_stalled(self, limit_s: float) -> bool:
         """Return whether no worker made progress for ``limit_s`` seconds."""
-        return time.monotonic() - self._last_progress >= limit_s
+        return time.monotonic() - self.last_progress >= limit_s
 
     def replace_stalled(self, limit_s: float) -> bool:
         """End workers that made no progress for ``limit_s`` seconds, so that they are replaced.
@@ -245,7 +246,7 @@ class Recovery:
         stopped = [worker for worker in self.at_work if self.pool.is_stopped(worker)]
         self._stopped = {worker: self._stopped.get(worker, 0) + 1 for worker in stopped}
         late = [worker for worker, times in self._stopped.items() if times >= most]
-        self.kill([worker for worker in late if worker not in self._hung])
+        self.kill([worker for worker in late if worker not in self.hung])
 
     def send(self, worker: int, message: tuple[Any, ...], obj: Any = None) -> None:
         """Send to a worker; end it if it does not read and can be replaced.
@@ -267,11 +268,11 @@ class Recovery:
         """
         # Killed before and not dead yet: it is in a system call that cannot be interrupted, so
         # another signal would not end it either.
-        known = [worker for worker in workers if worker in self._hung]
+        known = [worker for worker in workers if worker in self.hung]
         if not workers or known or self.restarts.left < len(workers):
             return False
         for worker in workers:
-            self._hung[worker] = f"sampling {self.pool.describe([worker])} made no progress"
+            self.hung[worker] = f"sampling {self.pool.describe([worker])} made no progress"
             if self.pool.is_stopped(worker):
                 self._innocent.add(worker)
             self.pool.kill(worker)

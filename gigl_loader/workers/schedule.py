@@ -47,7 +47,8 @@ class BatchStream(Generic[T]):
         self.error: Exception | None = None
         """Failure that ended the attempt; `take` raises it until the next attempt starts."""
         self._batches: Sequence[int] = ()
-        # all of them hold positions in `_batches`
+        self._positions: Sequence[int] = ()
+        # all of these hold turns: a batch's number in `_batches`
         self._started = 0
         self._again: deque[int] = deque()
         """Batches put back: they are started again, before the others."""
@@ -56,16 +57,21 @@ class BatchStream(Generic[T]):
         self.on_room: Callable[[int], None] | None = None
         """Called with the stream's number when one of its batches may be started."""
 
-    def start(self, attempt: Attempt | int, batches: Sequence[int]) -> Attempt:
+    def start(
+        self, attempt: Attempt | int, batches: Sequence[int],
+        positions: Sequence[int] | None = None,
+    ) -> Attempt:  # fmt: skip
         """Begin an epoch over ``batches`` and drop the rest of the last one; return the attempt.
 
         Args:
             attempt: The attempt; a plain epoch means its next attempt after the last one started.
             batches: Indices within the epoch.
+            positions: Position of each in the loader's epoch; None: they count from 0.
         """
         if isinstance(attempt, int):
             attempt = Attempt(attempt, 1 if self.attempt is None else self.attempt.serial + 1)
         self._drop(batches)
+        self._positions = range(len(batches)) if positions is None else positions
         self.attempt, self.is_broken_off, self.error = attempt, False, None
         self._tell_room()
         return attempt
@@ -156,31 +162,31 @@ class BatchStream(Generic[T]):
         if not self.has_room or self.attempt is None:
             return None
         if self._again:
-            position = self._again.popleft()
+            turn = self._again.popleft()
         else:
-            position = self._started
+            turn = self._started
             self._started += 1
-        attempt, batch = self.attempt, self._batches[position]
+        attempt, batch, position = self.attempt, self._batches[turn], self._positions[turn]
         return BatchTicket(
-            self.number, attempt.serial, attempt.epoch, batch, position, attempt.seed
+            self.number, attempt.serial, attempt.epoch, batch, position, attempt.seed, turn
         )
 
     def arrived(self, ticket: BatchTicket, item: T) -> bool:
         """File a finished batch; return False if it belongs to a cancelled epoch."""
         if not self.wants(ticket):
             return False
-        self._arrived[ticket.position] = item
+        self._arrived[ticket.turn] = item
         return True
 
     def take(self) -> T | None:
         """Return the next batch, or None if it has not arrived; raises the error of the epoch."""
         if self.error is not None:
             raise self.error
-        # out of order: the first to arrive, as dicts keep their order; -1 is no position
-        position = self.taken if self.in_order else next(iter(self._arrived), -1)
-        item = self._arrived.pop(position, None)
+        # out of order: the first to arrive, as dicts keep their order; -1 is no turn
+        turn = self.taken if self.in_order else next(iter(self._arrived), -1)
+        item = self._arrived.pop(turn, None)
         if item is not None:
-            self._taken.append(position)
+            self._taken.append(turn)
             self._tell_room()
         return item
 
@@ -285,7 +291,8 @@ class UnderWay:
         """Each worker's batches, in the order in which it got them."""
         self._lost: list[BatchTicket] = []
         self._alone: set[int] = set()
-        self._suspected: set[tuple[int, int]] = set()
+        self.suspected: set[tuple[int, int]] = set()
+        """Batches that a lost worker may have died of, and that nobody has sampled since."""
         self._deaths: Counter[tuple[int, int]] = Counter()
         """Number of workers by batch that ended by themselves while it was their only one."""
         self._losses: Counter[tuple[int, int]] = Counter()
@@ -299,7 +306,7 @@ class UnderWay:
     def give(self, worker: int, ticket: BatchTicket) -> None:
         """Note that ``worker`` was sent a batch to sample."""
         self.tickets[worker].append(ticket)
-        if ticket.content in self._suspected:
+        if ticket.content in self.suspected:
             self._alone.add(worker)
 
     def done(self, worker: int, ticket: BatchTicket) -> None:
@@ -338,7 +345,7 @@ class UnderWay:
         # Which of the begun ones it died of is unknown, so each is tried alone.
         suspects = had[: self._concurrency]
         self._lost = sorted([*self._lost, *had], key=lambda ticket: ticket.position)
-        self._suspected.update(ticket.content for ticket in suspects)
+        self.suspected.update(ticket.content for ticket in suspects)
         # with several batches all are suspects, so nothing is counted against this one
         if len(suspects) == 1:
             self._losses[suspects[0].content] += 1
@@ -356,7 +363,7 @@ class UnderWay:
         return None
 
     def _acquit(self, ticket: BatchTicket) -> None:
-        self._suspected.discard(ticket.content)
+        self.suspected.discard(ticket.content)
         for counted in (self._deaths, self._losses):
             del counted[ticket.content]  # a Counter raises no error for a missing key
 
@@ -380,7 +387,7 @@ class UnderWay:
         # its epoch was cancelled: no consumer waits for it, so it is not sampled again
         while self._lost and not is_wanted(self._lost[0]):
             self._acquit(self._lost.pop(0))
-        if not self._lost or (self._lost[0].content in self._suspected and not idle):
+        if not self._lost or (self._lost[0].content in self.suspected and not idle):
             return None
         return self._lost.pop(0)
 

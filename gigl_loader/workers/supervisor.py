@@ -23,30 +23,15 @@ from numba.core import event
 
 from gigl_loader.errors import explained_limits
 from gigl_loader.rowcache import cache
-from gigl_loader.sampler import (
-    compiled,
-    packing_kernels,
-    ppr_kernels,
-    tree_kernels,
-    weighted_kernels,
-)
+from gigl_loader.sampler.kernels import LOADERS
 from gigl_loader.workers import pipe, worker
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 AT_WORK, AT_REST = "gigl-supervisor", "gigl-at-rest"
 """Names in ``/proc/<pid>/comm``, for who asks what this process is; at most 15 letters."""
 _BLAS = "scipy.linalg"
-KERNELS: dict[str, Callable[[], None]] = {
-    "uniform": compiled.load,
-    "packed": packing_kernels.load,
-    "cached": cache.load,
-    "trees": tree_kernels.load,
-    "weighted": weighted_kernels.load,
-    "labor": weighted_kernels.load_labor,
-    "ppr": ppr_kernels.load,
-}
-"""Loaders of kernels; ways to draw have theirs by the names that users know. Each compiles its own
-where Numba's cache has none, so that a loader waits for those alone that it needs."""
+KERNELS: dict[str, Callable[[], None]] = {**LOADERS, "cached": cache.load}
+"""Loaders of kernels: those of samplers, and those of the row cache."""
 _loaded: set[str] = set()
 
 

@@ -81,10 +81,13 @@ class Tasks:
         """Forget a consumer; its batches in progress become stale."""
         self._queue.remove(number)
 
-    def begin(self, number: int, attempt: Attempt | int, batches: Sequence[int]) -> None:
+    def begin(
+        self, number: int, attempt: Attempt | int, batches: Sequence[int],
+        positions: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         """Begin an epoch of a consumer, and tell the workers; `dispatch` gives its batches out."""
         state = self.streams[number]
-        attempt = state.start(attempt, batches)
+        attempt = state.start(attempt, batches, positions)
         if self.look_ahead is not None and number != AT_ONCE_STREAM:
             self.look_ahead.begin(attempt.serial, len(batches))
         # Before any task of the epoch, which a worker would otherwise take for stale; a socket

@@ -311,7 +311,7 @@ class Worker:
         """Return whether a drawn batch may be filled, or belongs to a cancelled epoch."""
         assert self._drawn is not None
         ticket = waiting.ticket
-        return not self._goes_on(ticket) or self._drawn.may_fill(ticket.serial, ticket.position)
+        return not self._goes_on(ticket) or self._drawn.may_fill(ticket.serial, ticket.turn)
 
     def _draw(
         self, pipeline: Pipeline, sampler: Sampler, request: SampleRequest, idle_s: float
@@ -323,14 +323,14 @@ class Worker:
         batch = copy_drawn(sampled_fields(sampler, request, view), local)
         is_ahead = ticket.stream == STREAM
         drawn = Waiting(
-            ticket.serial, ticket.position, ticket, batch,
+            ticket.serial, ticket.turn, ticket, batch,
             pipeline.add(batch) if is_ahead else NOT_PLANNED,
             request.seeds.size, time.perf_counter() - started,
         )  # fmt: skip
         if not is_ahead:
             self._fill(pipeline, drawn, idle_s)
             return
-        self._drawn.note(ticket.serial, ticket.position)
+        self._drawn.note(ticket.serial, ticket.turn)
         self._ahead.put_drawn(drawn)
         self._send((pipe.DRAWN, ticket, self._cache.bytes_of(batch.wanted()), batch.nbytes))
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from gigl_loader.dataset.schema import (
     edge_type_str,
     is_label_edge_type,
+    label_to_message_passing,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
     plain_edge_type,
-    positive_label_to_message_passing,
     reverse_edge_type,
 )
 
@@ -28,7 +28,7 @@ def test_labels_are_told_from_other_types(edge_type: tuple[str, str, str]) -> No
     assert is_label_edge_type(positive)
     assert is_label_edge_type(message_passing_to_negative_label(edge_type))
     assert not is_label_edge_type(edge_type)
-    assert positive_label_to_message_passing(positive) == edge_type
+    assert label_to_message_passing(positive) == edge_type
     assert plain_edge_type(edge_type) == edge_type
 
 

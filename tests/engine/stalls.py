@@ -5,7 +5,8 @@ It is never over for one that is only slow.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from support.sources import source_of
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.workers.pool import process_state
@@ -18,30 +19,22 @@ def pass_the_timeout(loader: DistNeighborLoader, hangs: Callable[[], object]) ->
 
     A short timeout would do, were it not that a healthy worker of a busy machine may take longer.
     """
-    producer: Any = loader._mp_producer
-    pump, recovery = producer.pump, producer._recovery
+    producer = source_of(loader)
+    pump, recovery = producer.pump, producer.recovery
 
     def pump_and_age(timeout_s: float, *failures: list) -> bool:
         found = pump(min(timeout_s, 0.05), *failures)
         busy = sum(map(bool, recovery.under_way.loads))
-        if not found and busy == 1 and not recovery._hung and hangs():
-            recovery._last_progress = float("-inf")
+        if not found and busy == 1 and not recovery.hung and hangs():
+            recovery.last_progress = float("-inf")
         return found
 
     producer.pump = pump_and_age
 
 
-def supervisor_pid(loader: DistNeighborLoader) -> int:
-    """Return the process that started the loader's workers, which may be gone already."""
-    producer: Any = loader._mp_producer
-    pid: int = producer._pool._supervisor.pid
-    return pid
-
-
 def worker_pids(loader: DistNeighborLoader) -> list[int]:
     """Return the workers that have a process now, which may be gone already."""
-    producer: Any = loader._mp_producer
-    return [pid for pid in producer.pids if pid]
+    return [pid for pid in source_of(loader).pids if pid]
 
 
 def is_stopped(pid: int) -> bool:

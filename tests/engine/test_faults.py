@@ -26,11 +26,11 @@ from stalls import (
     has_hung,
     is_stopped,
     pass_the_timeout,
-    supervisor_pid,
     worker_pids,
 )
 from support.resting import at_rest
 from support.scripts import FinalizedPython
+from support.sources import supervisor_pid
 
 from gigl_loader import (
     CustomSamplerOptions,

@@ -24,9 +24,9 @@ from stalls import (
     has_hung,
     is_stopped,
     pass_the_timeout,
-    supervisor_pid,
     worker_pids,
 )
+from support.sources import supervisor_pid
 
 from gigl_loader import (
     CustomSamplerOptions,

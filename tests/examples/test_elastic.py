@@ -31,7 +31,7 @@ def _torchrun(folder: Path, port: int, output: Any, *, stays: bool) -> ForkedPyt
     """Be one machine of a job of one or two; each has one rank."""
     # By these times nobody is lost, and nobody goes on alone, however busy the machine is: the test
     # says when (`_lose` and `_close_last_call`).
-    conf = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=600,last_call_timeout=600"
+    conf = "is_host=0,keep_alive_interval=10,keep_alive_max_attempt=60,last_call_timeout=600"
     faults = [] if stays else ["--kill-node-at=4"]
     return ForkedPython(
         [
@@ -99,11 +99,8 @@ def _have_come(meeting: TCPStore, come: list[Any]) -> bool:
     return bool(come)
 
 
-def _met(log: Path, printed: Path) -> bool:
-    """Let two machines train, of which one is lost; return False if torchrun never let them meet.
-
-    Seen on a busy machine: torchrun's own rendezvous waits for minutes, with both processes alive.
-    """
+def _train(log: Path, printed: Path) -> None:
+    """Let two machines train, of which one is lost; the other one goes on alone."""
     log.mkdir(parents=True)
     meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with printed.open("w") as output:
@@ -112,12 +109,7 @@ def _met(log: Path, printed: Path) -> bool:
             come: list[Any] = []
             wait_until(lambda: _have_come(meeting, come), "one has come", 300)
             machines.append(_torchrun(log, meeting.port, output, stays=True))
-            try:
-                machines[0].wait(timeout=120)
-            except subprocess.TimeoutExpired:
-                if list(log.iterdir()):
-                    raise
-                return False
+            machines[0].wait(timeout=300)
             _changed(meeting, partial(_lose, node=come[0]))
             wait_until(
                 lambda: machines[1].poll() is not None or _changed(meeting, _close_last_call),
@@ -129,17 +121,14 @@ def _met(log: Path, printed: Path) -> bool:
             for machine in machines:
                 machine.kill()
                 machine.wait()
-    return True
 
 
-@pytest.mark.timeout(1800)  # three attempts, and each waits for two minutes and more
+@pytest.mark.timeout(900)  # each of three waits has 300 s
 @pytest.mark.longest
 def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    printed = tmp_path / "printed.txt"
-    logs = [tmp_path / f"log{number}" for number in range(3)]
-    log = next((one for one in logs if _met(one, printed)), None)
-    assert log is not None, "torchrun's machines did not meet in three attempts"
+    printed, log = tmp_path / "printed.txt", tmp_path / "log"
+    _train(log, printed)
     files = [file.read_text().splitlines() for file in log.glob("*.jsonl")]
     lines = [json.loads(line) for file in files for line in file]
     assert "goes on after" in printed.read_text()

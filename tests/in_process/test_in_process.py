@@ -1,7 +1,6 @@
 """Sampling in the training process: alone, and with other ranks by collectives."""
 
 import contextlib
-import dataclasses
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +20,7 @@ from gigl_loader import (
     SamplingError,
     UsageError,
 )
+from gigl_loader.in_process.in_process_source import wait_for_lanes
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import check_same_batches, run_ranks
 
@@ -150,18 +150,13 @@ class _Rounds:
 @pytest.mark.parametrize(("rounds", "error"), [(10, None), (3, "exchanged nothing for 0.01 s")])
 def test_an_epoch_waits_for_the_one_before_while_ranks_live(rounds: int, error: Any) -> None:
     ended = threading.Event()
-    loader = _watched()
-    source: Any = loader._source
-    source.source_options = dataclasses.replace(source.source_options, timeout_s=0.01)
-    source._peers = [_Rounds(rounds, None if error else ended)]
-    source._threads = [threading.Thread(target=ended.wait)]
-    source._threads[0].start()
+    peers: Any = _Rounds(rounds, None if error else ended)
+    lane = threading.Thread(target=ended.wait)
+    lane.start()
     with contextlib.ExitStack() as stack:
         if error:
             stack.enter_context(pytest.raises(PeerTimeoutError, match=error))
-        source._wait_for_former()
-        assert not source._threads[0].is_alive()
+        wait_for_lanes([lane], [peers], 0.01)
+        assert not lane.is_alive()
     ended.set()
-    source._threads[0].join()
-    source._threads, source._peers = [], []
-    loader.shutdown()
+    lane.join()

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from support.broken_groups import end_at_once, meet_in_store
 from support.glt import NodeSamplerInput
+from support.sources import source_of
 
 from gigl_loader import (
     BaseDistLoader,
@@ -377,8 +378,7 @@ def one_cache_for_a_machine(rank: int, size: int) -> None:
 def _caches(loader: DistNeighborLoader) -> list[int]:
     """Return what tells the memory of each rank's cache."""
     found: list[Any] = [None] * dist.get_world_size()
-    producer: Any = loader._mp_producer
-    dist.all_gather_object(found, producer._ranks.cache.region.inode)
+    dist.all_gather_object(found, source_of(loader)._ranks.cache.region.inode)
     return found
 
 
@@ -526,9 +526,9 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
 
 def _has_made_up(loader: DistNeighborLoader) -> bool:
     """Return whether what a worker may have died of is here: a batch lost twice is an error."""
-    producer: Any = loader._mp_producer
+    producer = source_of(loader)
     producer.pump(0.0)
-    return not producer._recovery.under_way._suspected
+    return not producer.recovery.under_way.suspected
 
 
 def _check_same_tensors(found: list, expected: list) -> None:
@@ -544,7 +544,7 @@ def a_peer_worker_is_stopped(rank: int, size: int) -> None:
         next(iterator)
         dist.barrier()
         if rank == 1:
-            own: Any = loader._mp_producer
+            own = source_of(loader)
             own.source_options = dataclasses.replace(own.source_options, timeout_s=6.0)
             pid = worker_pid(loader)
             os.kill(pid, signal.SIGSTOP)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.sources import source_of
 from torch_geometric.data import Data
 from tqdm import tqdm
 
@@ -52,8 +53,7 @@ def loader(data: Data, notes: Path) -> Iterator[DistNeighborLoader]:
 
 def test_the_init_function_ran_in_each_worker(loader: DistNeighborLoader, notes: Path) -> None:
     found = {int(file.name): int(file.read_text()) for file in notes.iterdir()}
-    producer: Any = loader._mp_producer
-    assert found == dict(enumerate(producer.pids))
+    assert found == dict(enumerate(source_of(loader).pids))
 
 
 def test_a_loader_says_what_it_is(loader: DistNeighborLoader) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from support.conditions import SetConstants
 from torch_geometric.data import Data
 
 from gigl_loader import (
@@ -25,6 +26,7 @@ from gigl_loader import (
     partition_tables,
 )
 from gigl_loader.testing import check_same_batches, run_ranks, worker_pid
+from gigl_loader.workers import producer
 
 pytestmark = pytest.mark.multiprocess
 
@@ -113,18 +115,21 @@ def test_splits_are_watched_too(root: Path) -> None:
             iter(loader)
 
 
-def test_a_worker_that_reads_past_the_end_names_the_file(root: Path) -> None:
-    with _loader(_load(root), 1) as loader:
-        list(loader)
-        # The end of a worker that is in a page which is gone, without the luck of the moment.
-        _cut(root / "part0" / WHERE)
-        recovery = loader._source._recovery  # type: ignore[attr-defined]
+def test_a_worker_that_reads_past_the_end_names_the_file(
+    root: Path, constants: SetConstants
+) -> None:
+    constants(producer, _FILES_EVERY_S=3600.0)  # a look between two batches would name it first
+    seeds = torch.arange(NODES).repeat(40)  # more than are sampled before they are taken
+    with DistNeighborLoader(_load(root), [1], seeds, batch_size=1, num_workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
         pid = worker_pid(loader, 0)
+        _cut(root / "part0" / WHERE)
+        # The end of a worker that is in a page which is gone, without the luck of the moment.
         os.kill(pid, signal.SIGBUS)
         told = rf"worker 0 \(pid {pid}\) died: SIGBUS; .*{WHERE} was changed"
-        error = recovery.died(0, pid, -signal.SIGBUS)
         with pytest.raises(FileChangedError, match=told):
-            raise error
+            list(batches)
 
 
 def test_a_process_that_reads_past_the_end_ends(root: Path) -> None:

@@ -1,7 +1,7 @@
 """Batches between the threads that sample them and the one that takes them: order, room, end."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -13,6 +13,10 @@ from gigl_loader.message import Attempt, BatchTicket, Received
 
 def _batch(step: int) -> Received:
     return Received(BatchTicket(0, 0, 3, step), {}, {})
+
+
+def _epoch(batches: Sequence[int], room: int) -> EpochBatches:
+    return EpochBatches(Attempt(3, 1), batches, range(len(batches)), None, room)
 
 
 @contextmanager
@@ -49,7 +53,7 @@ def test_turns_are_taken_in_the_order_of_steps_and_end_at_one_of_them() -> None:
 
 
 def test_batches_are_taken_in_order_whoever_was_first() -> None:
-    epoch = EpochBatches(Attempt(3, 1), [7, 4, 9], None, room=3)
+    epoch = _epoch([7, 4, 9], room=3)
     for step in (2, 0, 1):
         epoch.hand_over(step, _batch(step))
     assert epoch.num_ready == 3
@@ -59,7 +63,7 @@ def test_batches_are_taken_in_order_whoever_was_first() -> None:
 
 
 def test_a_batch_beyond_the_room_waits_for_the_one_that_is_missing() -> None:
-    epoch = EpochBatches(Attempt(3, 1), range(4), None, room=2)
+    epoch = _epoch(range(4), room=2)
     epoch.hand_over(1, _batch(1))
     assert not epoch.would_not_wait()
     filed = threading.Event()
@@ -72,7 +76,7 @@ def test_a_batch_beyond_the_room_waits_for_the_one_that_is_missing() -> None:
 
 
 def test_an_error_comes_after_the_batches_before_it() -> None:
-    epoch = EpochBatches(Attempt(3, 1), range(3), None, room=2)
+    epoch = _epoch(range(3), room=2)
     epoch.hand_over(0, _batch(0))
     first = ValueError("first")
     epoch.fail(first)
@@ -86,14 +90,14 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
 
 
 def test_a_batch_that_does_not_come_in_time() -> None:
-    epoch = EpochBatches(Attempt(3, 1), [8], None, room=2)
+    epoch = _epoch([8], room=2)
     with pytest.raises(PeerTimeoutError, match="batch 8 of epoch 3 was not sampled in 0 s"):
         epoch.take(0.0)
 
 
 def test_nobody_waits_in_an_epoch_that_is_broken_off() -> None:
     """A loader may be shut down by a signal's handler, in the thread that waits for a batch."""
-    epoch = EpochBatches(Attempt(3, 1), range(9), None, room=1)
+    epoch = _epoch(range(9), room=1)
     with (
         _meanwhile(lambda: epoch.take(600.0)) as taking,
         _meanwhile(lambda: epoch.hand_over(5, _batch(5))),

@@ -19,7 +19,7 @@ class Source:
     def __init__(self, *given: int | Exception, num_batches: int = 100) -> None:
         self.to_come, self.cancelled, self.waiting = deque(given), 0, 0
         self.num_batches = num_batches
-        self.begun: list[tuple[Attempt, list[int]]] = []
+        self.begun: list[tuple[Attempt, list[int], list[int]]] = []
         self.ended = False
 
     def ready(self) -> bool:
@@ -38,8 +38,8 @@ class Source:
             BatchTicket(0, 1, 0, number, position), {"x": torch.tensor([number])}, stats
         )
 
-    def start_epoch(self, attempt: Attempt, batches: list[int]) -> None:
-        self.begun.append((attempt, batches))
+    def start_epoch(self, attempt: Attempt, batches: list[int], positions: list[int]) -> None:
+        self.begun.append((attempt, batches, positions))
 
     def count_waiting(self) -> int:
         return self.waiting
@@ -62,10 +62,10 @@ class Owner:
         return int(message["x"])
 
 
-def _iterate(owner: Owner, positions: list[int]) -> EpochIterator:
+def _iterate(owner: Owner, num_left: int) -> EpochIterator:
     source: Any = owner.source
     return EpochIterator(
-        source, positions, owner.progress,
+        source, num_left, owner.progress,
         collate=lambda message: owner.collate(message), stats=owner.stats,
         engine=owner.engine,
     )  # fmt: skip
@@ -74,7 +74,7 @@ def _iterate(owner: Owner, positions: list[int]) -> EpochIterator:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_batches_come_and_are_counted(ahead: bool) -> None:
     owner = Owner(Source(0, 1, 2), ahead)
-    iterator = _iterate(owner, [0, 1, 2])
+    iterator = _iterate(owner, 3)
     assert (iter(iterator), len(iterator)) == (iterator, 3)
     assert next(iterator) == 0
     assert (len(iterator), owner.progress.yielded, owner.stats.num_received) == (2, 1, 1)
@@ -92,14 +92,14 @@ def test_batches_come_and_are_counted(ahead: bool) -> None:
 def test_a_batch_that_comes_twice_is_of_two_positions() -> None:
     """With even_ranks="wrap" positions go on beyond the batches, which then start again."""
     owner = Owner(Source(0, 1, 2, num_batches=2))
-    iterator = _iterate(owner, [0, 1, 2])
+    iterator = _iterate(owner, 3)
     assert list(iterator) == [0, 1, 0]
     assert owner.progress.yielded == 3
 
 
 def test_batches_out_of_order_are_positions_ahead_of_the_run() -> None:
     owner = Owner(Source(2, 0))
-    iterator = _iterate(owner, [0, 1, 2])
+    iterator = _iterate(owner, 3)
     next(iterator)
     assert (owner.progress.yielded, owner.progress.ahead) == (0, {2})
     next(iterator)
@@ -108,7 +108,7 @@ def test_batches_out_of_order_are_positions_ahead_of_the_run() -> None:
 
 def test_a_batch_whose_collating_raised_is_not_in_the_state() -> None:
     owner: Any = Owner(Source(0, 1))
-    iterator = _iterate(owner, [0, 1])
+    iterator = _iterate(owner, 2)
     next(iterator)
     owner.collate = lambda _: 1 // 0
     with pytest.raises(ZeroDivisionError):
@@ -121,7 +121,7 @@ def test_nothing_that_collating_returns_is_an_end(ahead: bool) -> None:
     """Whoever gives None is told so by the loader; here it is one batch of several."""
     owner: Any = Owner(Source(0, 1, 2), ahead)
     owner.collate = lambda _: None
-    assert list(_iterate(owner, [0, 1, 2])) == [None] * 3
+    assert list(_iterate(owner, 3)) == [None] * 3
 
 
 def test_a_message_may_have_a_key_that_the_copying_had() -> None:
@@ -134,13 +134,13 @@ def test_a_message_may_have_a_key_that_the_copying_had() -> None:
 
     owner: Any = Owner(Tickets(0, 1), ahead=True)
     owner.collate = lambda message: int(message["ticket"])
-    assert list(_iterate(owner, [0, 1])) == [7, 7]
+    assert list(_iterate(owner, 2)) == [7, 7]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_error_of_the_source_ends_the_epoch(ahead: bool) -> None:
     owner = Owner(Source(0, ValueError("lost")), ahead)
-    iterator = _iterate(owner, [0, 1, 2])
+    iterator = _iterate(owner, 3)
     assert next(iterator) == 0
     with pytest.raises(ValueError, match="lost"):
         next(iterator)
@@ -154,7 +154,7 @@ def test_an_error_of_the_source_ends_the_epoch(ahead: bool) -> None:
 def test_dropping_it_ends_the_epoch_at_once(ahead: bool) -> None:
     """By its reference count: after a `break`, workers must not sample until Python cleans up."""
     owner = Owner(Source(0, 1, 2), ahead)
-    for _ in _iterate(owner, [0, 1, 2]):
+    for _ in _iterate(owner, 3):
         break
     assert owner.source.cancelled == 1
 
@@ -162,7 +162,7 @@ def test_dropping_it_ends_the_epoch_at_once(ahead: bool) -> None:
 def test_waiting_batches_are_those_of_the_source_and_those_copied_ahead() -> None:
     owner = Owner(Source(0, 1))
     owner.source.waiting = 5
-    iterator = _iterate(owner, [0, 1])
+    iterator = _iterate(owner, 2)
     next(iterator)
     assert owner.stats.depth == 5
     owner.source.waiting = 3
@@ -174,7 +174,7 @@ def test_waiting_batches_are_those_of_the_source_and_those_copied_ahead() -> Non
 def test_a_stop_iteration_of_something_else_is_not_the_end(ahead: bool) -> None:
     """A bare next() in a sampler, in a producer: the loop would end as if the epoch were whole."""
     owner = Owner(Source(0, StopIteration("foreign"), 1), ahead)
-    iterator = _iterate(owner, [0, 1, 2])
+    iterator = _iterate(owner, 3)
     found: list[Any] = []
     with pytest.raises(SamplingError, match="StopIteration was raised"):
         found.extend(batch for batch in iterator)
@@ -197,7 +197,7 @@ def test_nor_is_one_of_what_makes_the_batch(ahead: bool) -> None:
         else:
             setattr(owner.source, name, fail)
         with pytest.raises(SamplingError, match="StopIteration was raised"):
-            list(_iterate(owner, [0, 1]))
+            list(_iterate(owner, 2))
 
 
 def test_a_batch_again_leaves_the_source_at_the_end_of_its_epoch() -> None:
@@ -208,5 +208,7 @@ def test_a_batch_again_leaves_the_source_at_the_end_of_its_epoch() -> None:
     assert source.ended, "an error of its last steps would be raised here"
     source.to_come.append(1)
     assert epochs.sample_again(5, 1).ticket.batch == 1
-    assert source.begun == [(Attempt(5, 1), [1]), (Attempt(5, 2), [1])], "told apart everywhere"
+    assert source.begun == [(Attempt(5, 1), [1], [1]), (Attempt(5, 2), [1], [1])], (
+        "told apart everywhere"
+    )
     assert (source.cancelled, epochs.next_epoch) == (0, 0)

@@ -1,5 +1,6 @@
 """The parts of a loader: what ranks tell each other of their inputs, and who gets which seeds."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,6 @@ from gigl_loader import (
     GraphStoreInfo,
     UsageError,
 )
-from gigl_loader.client import source
 from gigl_loader.loader import seed_input, start_line
 from gigl_loader.loader.job_ranks import DistributedRuntimeInfo, from_addresses
 from gigl_loader.loader.loader_options import LoaderOptions
@@ -211,19 +211,19 @@ def store() -> Any:
      ({"worker_concurrency": 9, "prefetch_size": 2}, 2)],
 )  # fmt: skip
 def test_as_many_batches_are_requested_ahead_as_a_worker_has(
-    how: dict, expected: int, monkeypatch: pytest.MonkeyPatch, store: Any
+    how: dict, expected: int, take_part: Callable[[Any], None], store: Any
 ) -> None:
     """And no server is asked for a port, which nothing would listen on."""
-    monkeypatch.setattr(source, "current_cluster", lambda: SimpleNamespace(world_size=1))
+    take_part(SimpleNamespace(world_size=1))
     inputs = [NodeSamplerInput(torch.arange(2))]
     made = remote_arguments(store, LoaderOptions(num_neighbors=[2], **how), ALONE, inputs, "one")
     assert made["worker_options"].prefetch_size == expected
 
 
 def test_a_graph_store_needs_the_process_group_that_joined_it(
-    monkeypatch: pytest.MonkeyPatch, store: Any
+    take_part: Callable[[Any], None], store: Any
 ) -> None:
-    monkeypatch.setattr(source, "current_cluster", lambda: SimpleNamespace(world_size=2))
+    take_part(SimpleNamespace(world_size=2))
     inputs = [NodeSamplerInput(torch.arange(2))]
     with pytest.raises(UsageError, match=r"2 processes joined .* one of 1 in torch\.distributed"):
         remote_arguments(store, LoaderOptions(num_neighbors=[2]), ALONE, inputs, "one")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.sources import source_of
 from support.zygote import Zygote, new_zygote, use_zygote
 from torch_geometric.data import HeteroData
 
@@ -397,7 +398,7 @@ def test_batches_that_wait_are_counted() -> None:
     with DistNeighborLoader(PLAIN.dataset(), [2], batch_size=10, num_workers=2, seed=1) as loader:
         batches = iter(loader)
         next(batches)
-        source = loader._source
+        source = source_of(loader)
         wait_until(lambda: source.count_waiting() == 5, "all others wait", timeout=60)
         loader.stats(reset=True)
         assert len(list(batches)) == 5

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import world_jobs
+from support.sources import source_of
 
 from gigl_loader import ConfigError, UsageError, WrongTypeError, replay
 from gigl_loader.testing import batch_digest
@@ -73,7 +74,7 @@ def test_what_failed_is_not_left_under_way() -> None:
     with world_jobs.neighbors(num_workers=0, shard="machine") as loader:
         whole = list(map(batch_digest, loader))
         asked: list[str] = []
-        source: Any = loader._source
+        source = source_of(loader)
         cancel, take = source.cancel_epoch, source.next
 
         def fail() -> None:

@@ -1,21 +1,22 @@
 """The host does not wait for a device that is two steps behind it: counted, on a pretended one."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import digest_cases as cases
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from without_values import DEVICE, GraphWithoutValues
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.in_process import device_source
-from gigl_loader.in_process.device_source import DeviceSource
-from gigl_loader.memory.tensors import each_tensor
+from gigl_loader.memory.tensors import as_received
 from gigl_loader.on_device.device_expansion import SampledEdges
 from gigl_loader.on_device.device_kernels import TorchKernels
-from gigl_loader.on_device.sampler import CutBatch, PlacedRoots
+from gigl_loader.on_device.sampler import CutBatch, DeviceSampler, PlacedRoots
+from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.testing import batch_digest
 
 MARKS = 3
@@ -25,8 +26,12 @@ MARKS = 3
 class LateMemory(DeviceMemory):
     """Memory of a device that passes an event when the host is two batches further."""
 
+    last: ClassVar["LateMemory"]
+    """That of the source that was built last."""
+
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
+        LateMemory.last = self
         self.marks, self.waits = 0, 0
         self.followed: list[int] = []
         self.lent: set[int] = set()
@@ -51,8 +56,8 @@ class LateMemory(DeviceMemory):
 
 
 @pytest.fixture
-def late_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_source, "DeviceMemory", LateMemory)
+def late_device(memory_of_devices: Callable[[type[DeviceMemory]], None]) -> None:
+    memory_of_devices(LateMemory)
 
 
 def _placed(**how: Any) -> DistDataset:
@@ -66,11 +71,7 @@ def _waits(dataset: DistDataset, concurrency: int, batches: int) -> int:
         dataset, [3, 2], nodes, batch_size=4, seed=5, num_workers=0,
         worker_concurrency=concurrency,
     ) as loader:  # fmt: skip
-        found = [batch_digest(batch) for batch in loader]
-        source = loader._source
-        assert isinstance(source, DeviceSource)
-        memory = source._device_memory
-        assert isinstance(memory, LateMemory)
+        found, memory = [batch_digest(batch) for batch in loader], LateMemory.last
         assert len(found) == batches
         assert memory.marks == MARKS * batches
         return memory.waits
@@ -91,9 +92,7 @@ def test_batches_are_handed_over_to_the_stream_that_takes_them() -> None:
     with DistNeighborLoader(
         _placed(), [3, 2], torch.arange(40), batch_size=4, seed=5, num_workers=0, with_edge=True
     ) as loader:
-        source = loader._source
-        assert isinstance(source, DeviceSource)
-        memory: Any = source._device_memory
+        memory = LateMemory.last
         for number, batch in enumerate(loader):
             assert len(memory.followed) == number + 1
             assert memory.followed[-1] <= memory.marks
@@ -111,34 +110,28 @@ def test_nor_for_ids_of_rows_that_are_kept() -> None:
 
 def test_rows_are_read_without_a_wait() -> None:
     """On a device without values: what has to know one, to go on, raises."""
-    meta: torch.device = torch.device("meta")
     no_request: Any = None
-    roots = PlacedRoots(no_request, [], None)
-    with DistNeighborLoader(
-        _placed(), [3, 2], torch.arange(8), batch_size=4, seed=5, num_workers=0, with_edge=True
-    ) as loader:
-        source = loader._source
-        assert isinstance(source, DeviceSource)
-        sampler: Any = source._sampler
-        (node_type,) = sampler._view.num_nodes
-        (edge_type,) = sampler._plan.fanouts
-        with FakeTensorMode():
-            view = each_tensor(
-                sampler._view, lambda t: torch.empty(t.shape, dtype=t.dtype, device=meta)
-            )
-            sampler._view = sampler._graph.view = view
-            sampler._graph._kernels = TorchKernels(meta)
+    roots, view = PlacedRoots(no_request, [], None), _placed().view()
+    (node_type,) = view.num_nodes
+    edge_type = next(name for name in view.adjacency if "label" not in name[1])
+    plan = SamplingPlan(input_type=node_type, fanouts={edge_type: (3, 2)}, seed=5, with_edge=True)
+    host_sampler = NeighborSampler(as_received(view), plan, None)
+    mode = FakeTensorMode()
+    graph = GraphWithoutValues(view, list(plan.fanouts), mode)
 
-            def ids(*shape: int) -> torch.Tensor:
-                return torch.empty(shape, dtype=torch.int64, device=meta)
+    def ids(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int64, device=DEVICE)
 
-            drawn = CutBatch(
-                roots, {node_type: ids(12)}, {node_type: [4, 5, 3]},
-                {edge_type: SampledEdges(ids(2, 14), ids(14), [8, 6])}, {}, None,
-            )  # fmt: skip
-            host, rows = sampler.finish(drawn)
-            found = rows.lent()
-    assert all(one.device == meta for one in found.values())
+    with mode:
+        memory = DeviceMemory(torch.device("cpu"))
+        sampler = DeviceSampler(host_sampler, plan, graph, TorchKernels(DEVICE), memory, 60.0)
+        drawn = CutBatch(
+            roots, {node_type: ids(12)}, {node_type: [4, 5, 3]},
+            {edge_type: SampledEdges(ids(2, 14), ids(14), [8, 6])}, {}, None,
+        )  # fmt: skip
+        host, rows = sampler.finish(drawn)
+        found = rows.lent()
+    assert all(one.device == DEVICE for one in found.values())
     assert all(found[name].shape[0] == 12 for name in ("n_id", "x", "y"))
     assert all(found[name].shape[0] == 14 for name in ("e_id", "edge_attr"))
     assert all(one.device.type == "cpu" for one in host.values())

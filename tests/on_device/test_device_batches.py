@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from digest_cases import CASES
+from support.sources import source_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_geometric.data import Data
+from without_values import DEVICE, GraphWithoutValues
 
 from gigl_loader import (
     DistDataset,
@@ -24,11 +26,8 @@ from gigl_loader import (
 )
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.errors import ConfigError, SamplingError
-from gigl_loader.in_process.device_source import DeviceSource
-from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.device_expansion import DeviceExpansion, DeviceRoots
-from gigl_loader.on_device.device_graph import LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.options import FeatureStoreOptions
@@ -144,10 +143,7 @@ def test_rows_are_kept_until_their_next_use() -> None:
             dataset, [4, 3], nodes, **ONE, shuffle=True, with_edge=False
         ) as loader:
             wanted = [batch.n_id.unique() for _ in range(3) for batch in loader]
-            source = loader._source
-            assert isinstance(source, DeviceSource)
-            kept = source._sampler.kept
-            assert kept is not None
+            kept = source_of(loader).sampler.kept
             assert kept.hits + kept.misses == sum(one.numel() for one in wanted)
             fetched[cache] = kept.misses
     assert fetched["100%"] == torch.cat(wanted).unique().numel()  # each row once
@@ -283,11 +279,9 @@ def test_quantised_rows_are_widened(features: dict[str, Any], tmp_path: Path) ->
     loaded.to("cpu", kernels="torch", **features)
     with DistNeighborLoader(loaded, [3], torch.arange(20), **ONE) as loader:
         batches = list(loader)
-        source = loader._source
-        assert isinstance(source, DeviceSource)
-        kept = source._sampler.kept
-        stored = [] if kept is None else list(kept._slots.values())
-        view = source._sampler._graph.view
+        sampler = source_of(loader).sampler
+        stored = [] if sampler.kept is None else list(sampler.kept._slots.values())
+        view = sampler.graph.view
     for rows in (*(one.values for one in view.node_features.values()), *stored):
         assert rows.dtype == torch.int8, "small until they are in a batch"
     assert [batch_digest(batch) for batch in batches] == known
@@ -304,18 +298,15 @@ def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
         input_type=edge_type[0], fanouts={edge_type: (3, 2)}, seed=1, replace=replace
     )
     bits = {name: 8 for name in view.num_nodes} if disjoint else None
-    graph = LocalDeviceGraph(view, list(plan.fanouts), TorchKernels(torch.device("cpu")))
-    expansion = DeviceExpansion(graph, plan, TorchKernels(torch.device("cpu")), bits)
-    device = torch.device("meta")
-    with FakeTensorMode():
-        graph.view = each_tensor(view, lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
-        expansion._view = graph.view
-        expansion._kernels = graph._kernels = TorchKernels(device)
-        roots = {name: torch.empty(4, dtype=torch.int64, device=device) for name in view.num_nodes}
+    mode = FakeTensorMode()
+    graph = GraphWithoutValues(view, list(plan.fanouts), mode)
+    expansion = DeviceExpansion(graph, plan, TorchKernels(DEVICE), bits)
+    with mode:
+        roots = {name: torch.empty(4, dtype=torch.int64, device=DEVICE) for name in view.num_nodes}
         layout = expansion.layout(BatchTicket(0, 0, 0, 0), dict.fromkeys(roots, 4))
-        numbers = torch.empty(layout.numbers().size, dtype=torch.int64, device=device)
+        numbers = torch.empty(layout.numbers().size, dtype=torch.int64, device=DEVICE)
         grown = expansion.run(DeviceRoots(layout, roots, numbers))
-        assert grown.counts.device == device
+        assert grown.counts.device == DEVICE
         # as many as the roots and each hop, of nodes and of edges
         assert grown.counts.shape == (3 * len(view.num_nodes) + 2,)
         # what is cut later is cut by numbers that have come to the host

@@ -12,11 +12,11 @@ from device_questions import KEYS, Question, draw_of, questions, view_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gigl_loader import compiled
 from gigl_loader.dataset.view import Adjacency, TimeOrder
 from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels, TypedPlaces
 from gigl_loader.on_device.torch_numbers import mix, signed
 from gigl_loader.on_device.warp_kernels import WarpKernels
-from gigl_loader.sampler import compiled
 from gigl_loader.sampler.nodes import NodeLabels, TreeLabels
 from gigl_loader.sampler.plan import TreesAndTimes
 

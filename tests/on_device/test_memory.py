@@ -1,6 +1,7 @@
 """Too little memory of a device is said before anything is allocated, with the plan's figures."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ from torch_geometric.data import Data
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.commands.planning import main
 from gigl_loader.dataset.placement import Placement
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.in_process import device_source
-from gigl_loader.in_process.device_source import DeviceSource
+from gigl_loader.on_device.device_expansion import DeviceExpansion
+from gigl_loader.on_device.device_graph import LocalDeviceGraph
+from gigl_loader.on_device.device_kernels import TorchKernels
+from gigl_loader.plan.needs import CONCURRENCY
 from gigl_loader.sampler.bounds import BATCHES_HELD
+from gigl_loader.sampler.plan import SamplingPlan
 
 NODES, DEGREE, DIM = 2000, 25, 32
 ONE: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "seed": 1}
@@ -78,8 +83,10 @@ class SmallMemory(DeviceMemory):
 
 
 @pytest.fixture
-def small_memory(monkeypatch: pytest.MonkeyPatch) -> type[SmallMemory]:
-    monkeypatch.setattr(device_source, "DeviceMemory", SmallMemory)
+def small_memory(
+    memory_of_devices: Callable[[type[DeviceMemory]], None],
+) -> type[SmallMemory]:
+    memory_of_devices(SmallMemory)
     return SmallMemory
 
 
@@ -88,23 +95,50 @@ def test_batches_that_do_not_fit_are_refused_before_one_is_launched(
 ) -> None:
     dataset = DistDataset.from_pyg(_data()).to("cpu", kernels="torch")
     nodes = torch.arange(200)
-    small_memory.free = 10**12
-    with DistNeighborLoader(dataset, [5, 4], nodes, **ONE) as loader:
-        source = loader._source
-        assert isinstance(source, DeviceSource)
-        one = source._sampler._expansion.device_bytes({"default_homogeneous_node_type": 50})
-        under_way = source._concurrency
-    rows = _planned(capsys)["batches"] / (under_way + BATCHES_HELD) - one
-    assert 0 < rows <= 50 * (1 + 5 + 20) * DIM * 4, "the plan counts rows besides"
-    small_memory.free = one * (under_way + BATCHES_HELD)
+    small_memory.free = _planned(capsys)["batches"] + (CONCURRENCY + BATCHES_HELD) * LABELS
     with DistNeighborLoader(dataset, [5, 4], nodes, **ONE) as loader:
         next(iter(loader))
     small_memory.free -= 1
-    text = rf"batches take up to .* of cpu, .*: {under_way} are under way.*plan --gpu.*lower"
+    text = rf"batches take up to .* of cpu, .*: {CONCURRENCY} are under way.*plan --gpu.*lower"
     with pytest.raises(ConfigError, match=text):
         DistNeighborLoader(dataset, [5, 4], nodes, **ONE)
     with DistNeighborLoader(dataset, [5, 4], nodes, **ONE, worker_concurrency=1) as loader:
         next(iter(loader))
+
+
+# 50 roots, then 5 neighbours of each, then 4 of each: every node that a batch may have
+MOST_NODES = 50 * (1 + 5 + 20)
+LABELS = MOST_NODES * 8
+"""Bytes of `y` in a batch, which the plan has no word for."""
+
+
+@pytest.mark.parametrize(
+    ("features", "bytes_of_a_row"),
+    [({}, DIM * 4), ({"feature_dtype": "float16"}, DIM * 6), ({"feature_dtype": "int8"}, DIM * 5)],
+    ids=["float32", "float16, widened", "int8, widened"],
+)
+def test_rows_are_counted(
+    features: dict[str, Any], bytes_of_a_row: int, small_memory: type[SmallMemory],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    partition_graph(_data(), 1, tmp_path, **features)
+    dataset = DistDataset.load(tmp_path, 0).to("cpu", kernels="torch")
+    small_memory.free = (CONCURRENCY + BATCHES_HELD) * (
+        _bytes_without_rows(dataset) + MOST_NODES * bytes_of_a_row + LABELS
+    )
+    DistNeighborLoader(dataset, [5, 4], torch.arange(200), **ONE).shutdown()
+    small_memory.free -= 1
+    with pytest.raises(ConfigError, match="and for their rows"):
+        DistNeighborLoader(dataset, [5, 4], torch.arange(200), **ONE)
+
+
+def _bytes_without_rows(dataset: DistDataset) -> int:
+    """Return the most bytes of the structure of a batch."""
+    view = dataset.view()
+    plan = SamplingPlan(input_type=NODE, fanouts=dict.fromkeys(view.adjacency, (5, 4)), seed=1)
+    kernels = TorchKernels(torch.device("cpu"))
+    graph = LocalDeviceGraph(view, list(plan.fanouts), kernels)
+    return DeviceExpansion(graph, plan, kernels, None).device_bytes({NODE: 50}, {})
 
 
 def test_memory_that_torch_keeps_to_use_again_is_free(gpus: Gpus) -> None:

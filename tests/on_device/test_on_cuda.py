@@ -14,11 +14,14 @@ import digest_cases as cases
 import pytest
 import torch
 from digest_cases import CASES
+from support.sources import source_of
 from test_device_batches import REFUSED
 from torch_geometric.nn import GraphSAGE
 
 from gigl_loader import DistNeighborLoader
-from gigl_loader.in_process.device_source import DeviceSource
+from gigl_loader.memory.leases import own_messages
+from gigl_loader.message import BatchTicket
+from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.testing import batch_digest
 
 pytestmark = [
@@ -66,14 +69,14 @@ def test_no_launch_waits(kernels: Any) -> None:
     nodes, placed = torch.arange(40), cases.partition(0, 1, typed=True).to("cuda", kernels=kernels)
     with DistNeighborLoader(placed, [3, 2], ("user", nodes), **ONE) as loader:
         list(loader)  # kernels are compiled, memory is allocated
-        source = loader._source
-        assert isinstance(source, DeviceSource)
-        assert source._epoch is not None
-        request = source._request_of(source._epoch, 0)
+        sampler, seeds = source_of(loader).sampler, nodes[:4].numpy()
+        request, memory = SampleRequest(BatchTicket(0, 1, 0, 0), seeds, seeds), own_messages()
         with waits_are_errors():
-            launched = source._launch(request)
+            launched = sampler.launch(*sampler.place(request))
+            launched.roots.write(memory)
         torch.cuda.synchronize()
-        assert source._finish(source._cut(launched)).rows is not None
+        _, rows = sampler.finish(sampler.cut(launched))
+        assert rows.lent()["user.x"].is_cuda
 
 
 def test_one_cuda_graph_serves_all_padded_batches() -> None:

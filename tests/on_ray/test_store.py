@@ -37,6 +37,8 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     # the parent of Ray's agents is not Ray: let them watch a pipe, and not who their parent is
     "RAY_enable_pipe_based_agent_to_parent_health_check": "1",
+    # no worker for each CPU before there is work: each actor here needs another environment
+    "RAY_prestart_worker_first_driver": "0",
 }
 IMPORTED = (
     *("aiohttp", "filelock", "fsspec", "google.protobuf.message", "jsonschema", "msgpack"),

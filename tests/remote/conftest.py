@@ -1,23 +1,11 @@
-"""What tests of the graph store share: this process's part in it, and how long it waits."""
+"""What tests of the graph store share: how often a wait is reported, and by which clock."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import pytest
 from support.conditions import Clock, SetConstants
 
-from gigl_loader.client import client
 from gigl_loader.wire import membership
-
-
-@pytest.fixture
-def take_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Let this process be part of a graph store, through the cluster that it is called with.
-
-    `gigl_loader.graph_store.init_compute_process` also starts a process group.
-    """
-    return partial(monkeypatch.setattr, client, "_cluster")
 
 
 @pytest.fixture

@@ -122,9 +122,8 @@ def channel_of(cluster: Cluster, **how: Any) -> Iterator[RemoteReceivingChannel]
 
 def start(channel: RemoteReceivingChannel, epoch: int, servers: int = 1) -> None:
     """Begin an epoch of 30 batches, the servers in turn."""
-    channel.start_epoch(
-        Attempt(epoch, epoch + 1), [(batch % servers, batch) for batch in range(30)]
-    )
+    batches = [(batch % servers, batch) for batch in range(30)]
+    channel.start_epoch(Attempt(epoch, epoch + 1), batches, range(30))
 
 
 def take(channel: RemoteReceivingChannel, most: int = 100) -> list[dict[str, torch.Tensor]]:

@@ -10,14 +10,14 @@ from torch import Tensor
 from gigl_loader import DistDataset, GraphStoreInfo, RemoteDistDataset, testing
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import TinyGraph, free_port
-from gigl_loader.testing._processes import (
+from gigl_loader.testing.local_processes import (
     MakePartition,
     Processes,
     compute,
     running_processes,
     store_info,
 )
-from gigl_loader.testing._processes import serve as serve_partition
+from gigl_loader.testing.local_processes import serve as serve_partition
 
 __all__ = [
     "HOST",

@@ -102,11 +102,16 @@ class _Server:
     def send(self, batch: int, finished: bool = False, **how: Any) -> None:
         """Answer the next question with a batch."""
         request, answer = self.next_fetch()
-        answer.set_result(FetchAnswer(_batch(batch, request.position, **how), finished))
+        turn = request.fetches_before
+        answer.set_result(FetchAnswer(_batch(batch, **{"turn": turn, **how}), finished))
 
 
-def _batch(number: int, position: int = 0, serial: int = 1, **how: Any) -> BatchMessage:
-    ticket = BatchTicket(0, serial, 0, number, position)
+def _batch(
+    number: int, position: int | None = None, serial: int = 1, turn: int = 0, **how: Any
+) -> BatchMessage:
+    """Return a batch as the only server of an epoch sends it."""
+    position = 10 * turn if position is None else position
+    ticket = BatchTicket(0, serial, 0, number, position, turn=turn)
     values = np.array([number, number], np.float32)
     columns, parts = pack_batch(LAYOUT, memoryview(values.data).cast("B"))
     given: dict[str, Any] = {"ticket": ticket, "stats": {}, "layout": LAYOUT}
@@ -140,6 +145,13 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         channel.close()
 
 
+def _start(
+    channel: RemoteReceivingChannel, attempt: Attempt, batches: list[tuple[int, int]]
+) -> None:
+    """Begin an epoch at the positions 0, 10, 20 and so on of the loader's."""
+    channel.start_epoch(attempt, batches, range(0, 10 * len(batches), 10))
+
+
 def _taken(channel: RemoteReceivingChannel, count: int) -> list[float]:
     return [float(channel.recv(60.0)["x"][0]) for _ in range(count)]
 
@@ -153,16 +165,23 @@ def test_batches_come_in_the_order_of_the_epoch_or_as_they_arrive(
     in_order: bool, make: Make
 ) -> None:
     channel, (zero, one) = make(in_order=in_order)
-    channel.start_epoch(Attempt(0, 1), [(0, 4), (1, 5), (0, 6), (0, 4)])
-    one.send(5, finished=True)
+    _start(channel, Attempt(0, 1), [(0, 4), (1, 5), (0, 6), (0, 4)])
+    (_, first), (_, second) = zero.calls[-1], one.calls[-1]
+    for arguments, batches, positions in ((first, [4, 6, 4], [0, 20, 30]), (second, [5], [10])):
+        assert arguments["request"].batches.tolist() == batches
+        assert arguments["request"].positions.tolist() == positions
+    one.send(5, finished=True, position=10)
     _arrived(channel, 1)
     assert channel.ready() is not in_order
-    zero.send(4)
-    zero.send(6)
+    zero.send(4, position=0)
+    zero.send(6, position=20)
     _arrived(channel, 3)
-    zero.send(4, finished=True)  # a batch may stand in an epoch twice
+    zero.send(4, finished=True, position=30)  # a batch may stand in an epoch twice
     _arrived(channel, 4)
-    assert _taken(channel, 4) == ([4, 5, 6, 4] if in_order else [5, 4, 6, 4])
+    taken = [channel.next(60.0) for _ in range(4)]
+    assert [
+        None if one is None else (one.ticket.position, float(one.message["x"][0])) for one in taken
+    ] == ([(0, 4), (10, 5), (20, 6), (30, 4)] if in_order else [(10, 5), (0, 4), (20, 6), (30, 4)])
     assert channel.next(60.0) is None
     with pytest.raises(UsageError, match="past the end of the epoch"):
         channel.recv()
@@ -170,7 +189,7 @@ def test_batches_come_in_the_order_of_the_epoch_or_as_they_arrive(
 
 def test_no_more_is_asked_for_than_may_wait(make: Make) -> None:
     channel, (server,) = make(1, prefetch_size=2)
-    channel.start_epoch(Attempt(0, 1), [(0, batch) for batch in range(5)])
+    _start(channel, Attempt(0, 1), [(0, batch) for batch in range(5)])
     asked = server.asked["fetch"]
     assert asked.qsize() == 2
     server.send(0)
@@ -179,14 +198,14 @@ def test_no_more_is_asked_for_than_may_wait(make: Make) -> None:
     assert asked.qsize() == 0, "two wait to be taken"
     assert _taken(channel, 1) == [0]
     request, answer = server.next_fetch()
-    assert (request.position, request.producer_id, request.same_host) == (2, 10, False)
+    assert (request.fetches_before, request.producer_id, request.same_host) == (2, 10, False)
     assert asked.qsize() == 0
-    answer.set_result(FetchAnswer(_batch(2, 2), False))
+    answer.set_result(FetchAnswer(_batch(2, turn=2), False))
 
 
 def test_what_arrived_before_an_error_comes_before_it(make: Make) -> None:
     channel, (server,) = make(1)
-    channel.start_epoch(Attempt(0, 1), [(0, 0), (0, 1), (0, 2)])
+    _start(channel, Attempt(0, 1), [(0, 0), (0, 1), (0, 2)])
     server.send(0)
     _, answer = server.next_fetch()
     answer.set_exception(SamplingError("worker 0", "ValueError: no luck", ""))
@@ -201,18 +220,18 @@ def test_what_arrived_before_an_error_comes_before_it(make: Make) -> None:
 
 def test_answers_of_an_epoch_that_was_broken_off_are_dropped(make: Make) -> None:
     channel, (server,) = make(1)
-    channel.start_epoch(Attempt(0, 1), [(0, 0), (0, 1)])
+    _start(channel, Attempt(0, 1), [(0, 0), (0, 1)])
     old = [server.next_fetch() for _ in range(2)]
     channel.cancel()
     name, arguments = server.calls[-1]
     assert (name, arguments["request"].attempt) == ("cancel_epoch_sampling", Attempt(0, 1))
-    channel.start_epoch(Attempt(0, 2), [(0, 0), (0, 1)])
+    _start(channel, Attempt(0, 2), [(0, 0), (0, 1)])
     _, answer = old[0]
     answer.set_result(FetchAnswer(_batch(0), False))
     _, answer = old[1]
     answer.set_exception(SamplingError("worker 0", "ValueError: of the epoch before", ""))
     request, answer = server.next_fetch()
-    assert (request.attempt, request.position) == (Attempt(0, 2), 0)
+    assert (request.attempt, request.fetches_before) == (Attempt(0, 2), 0)
     answer.set_result(FetchAnswer(_batch(0, serial=2), False))
     server.send(1, finished=True, serial=2)
     _arrived(channel, 2)
@@ -226,6 +245,8 @@ def test_answers_of_an_epoch_that_was_broken_off_are_dropped(make: Make) -> None
         (FetchAnswer(_batch(9), False), "batch 9 of epoch 0, which was not requested"),
         (FetchAnswer(_batch(1), False), "batch 1 of epoch 0, which was not requested"),
         (FetchAnswer(_batch(0, 7), False), "batch 0 of epoch 0, which was not requested"),
+        (FetchAnswer(_batch(1, 0, turn=1), False), "batch 1 of epoch 0, which was not requested"),
+        (FetchAnswer(_batch(0, 0, turn=1), False), "batch 0 of epoch 0, which was not requested"),
         (FetchAnswer(_batch(0, serial=9), False), "batch 0 of epoch 0, which was not requested"),
         (FetchAnswer(_batch(0), True), "ended epoch 0 with 1 batches to come"),
         (FetchAnswer(None, False), "ended epoch 0 with 2 batches to come"),
@@ -237,7 +258,7 @@ def test_answers_of_an_epoch_that_was_broken_off_are_dropped(make: Make) -> None
 )
 def test_what_no_server_says_is_refused(answer: FetchAnswer, words: str, make: Make) -> None:
     channel, (server,) = make(1)
-    channel.start_epoch(Attempt(0, 1), [(0, 0), (0, 1)])
+    _start(channel, Attempt(0, 1), [(0, 0), (0, 1)])
     _, question = server.next_fetch()
     question.set_result(answer)
     wait_until(channel.ready, "it is refused")
@@ -247,7 +268,7 @@ def test_what_no_server_says_is_refused(answer: FetchAnswer, words: str, make: M
 
 def test_silence_is_an_error_that_says_what_the_workers_do(make: Make) -> None:
     channel, _ = make(2)
-    channel.start_epoch(Attempt(0, 1), [(0, 0)])
+    _start(channel, Attempt(0, 1), [(0, 0)])
     with pytest.raises(PeerTimeoutError, match=r"no batch .* 0\.0 s; .*server 0: worker 0 draws"):
         channel.next(0.01)
 
@@ -255,7 +276,7 @@ def test_silence_is_an_error_that_says_what_the_workers_do(make: Make) -> None:
 @pytest.mark.parametrize("watched", [None, [0], [0, 1]])
 def test_the_loss_of_a_server_that_is_watched_is_an_error(watched: Any, make: Make) -> None:
     channel, (zero, one) = make(2, watched=watched)
-    channel.start_epoch(Attempt(0, 1), [(0, 0)])
+    _start(channel, Attempt(0, 1), [(0, 0)])
     one.error = ServerDiedError("storage server 1 is gone")
     one.renewals[1] = 1
     if watched == [0]:
@@ -263,7 +284,7 @@ def test_the_loss_of_a_server_that_is_watched_is_an_error(watched: Any, make: Ma
         assert _taken(channel, 1) == [0]
         one.error = None
         with pytest.raises(ServerDiedError, match="storage server 1 was started again"):
-            channel.start_epoch(Attempt(0, 2), [(1, 0)])
+            _start(channel, Attempt(0, 2), [(1, 0)])
         return
     with pytest.raises(ServerDiedError, match="storage server 1 is gone"):
         channel.next(60.0)
@@ -282,7 +303,7 @@ def test_a_server_that_does_not_begin_ends_the_epoch_of_all(make: Make) -> None:
 
     one.call = failing  # type: ignore[method-assign]
     with pytest.raises(PeerError, match="its workers are gone"):
-        channel.start_epoch(Attempt(0, 1), [(0, 0), (1, 1)])
+        _start(channel, Attempt(0, 1), [(0, 0), (1, 1)])
     assert [name for name, _ in zero.calls] == [
         "start_new_epoch_sampling", "cancel_epoch_sampling",
     ]  # fmt: skip
@@ -301,7 +322,7 @@ def test_batches_of_this_machine_are_read_where_they_lie_and_given_back(
         where = {"region": region_of(fd, 8), "columns": {}, "parts": []}
         channel, (server,) = make(1)
         server.mark = mark.mark
-        channel.start_epoch(Attempt(0, 1), [(0, batch) for batch in range(4)])
+        _start(channel, Attempt(0, 1), [(0, batch) for batch in range(4)])
         given_back = server.asked["give_back"]
         for batch in range(4):
             server.send(batch, finished=batch == 3, lease=100 + batch, **where)
@@ -313,7 +334,7 @@ def test_batches_of_this_machine_are_read_where_they_lie_and_given_back(
         first, slow = given_back.get(timeout=60)
         assert given_back.qsize() == 0, "the answer to the first is still to come"
         slow.answer.set_result(Nothing())
-        channel.start_epoch(Attempt(0, 2), [(0, 0)])
+        _start(channel, Attempt(0, 2), [(0, 0)])
         server.send(0, finished=True, lease=200, **where)
         second, answer = given_back.get(timeout=60)
         told = first.leases + second.leases
@@ -329,11 +350,11 @@ def test_a_closed_channel_says_so(make: Make) -> None:
     channel, _ = make(1)
     with pytest.raises(UsageError, match="only receives"):
         channel.send({})
-    channel.start_epoch(Attempt(0, 1), [(0, 0)])
+    _start(channel, Attempt(0, 1), [(0, 0)])
     assert channel.empty()
     channel.close()
     channel.close()
     with pytest.raises(UsageError, match="the channel is closed"):
         channel.next(60.0)
     with pytest.raises(UsageError, match="the channel is closed"):
-        channel.start_epoch(Attempt(0, 2), [])
+        _start(channel, Attempt(0, 2), [])

@@ -74,7 +74,7 @@ def test_a_batch_that_cannot_be_mapped_is_back_and_an_error(
         raise error
 
     fetcher, server, failed = _fetcher(SimpleNamespace(lease=lease))
-    fetcher.start(Attempt(0, 1), [(0, 0), (1, 1), (2, 2)])
+    fetcher.start(Attempt(0, 1), [0, 1, 2], [0, 1, 2])
     fetcher.ask()
     wait_until(lambda: len(failed) == 2, "both that were asked for have failed")
     assert type(failed[0]) is kind

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conditions import SetConstants
+from support.sources import source_of
 
 from gigl_loader import (
     DistDataset,
@@ -73,8 +74,7 @@ def _client(info, rank: int, more: dict[str, Any]) -> None:
             assert torch.equal(batch["user"].x, features[batch["user"].n_id])
         expected, at_once = _digests(loader), batch_digest(loader([3, 0, 3]))
         assert loader.stats()["hit_rate"] is None
-        source: Any = loader._source
-        assert source.channel.rows_apart, "each server asks the other machine"
+        assert source_of(loader).channel.rows_apart, "each server asks the other machine"
     cases: dict[str, dict[str, Any]] = {
         "0": {"remote_cache": "20%"},
         "1": {"remote_cache": "100%"},

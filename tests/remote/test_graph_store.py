@@ -20,6 +20,7 @@ from store_cluster import (
 )
 from support.glt import NodeSamplerInput
 from support.resting import at_rest
+from support.sources import source_of
 
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.client.client import current_cluster
@@ -158,7 +159,7 @@ def _own_keys(info, rank, folder):
         torch.save(own, f"{folder}/{rank}.ids.pt")
         in_memory = reads_same_memory()
         assert train.stats()["partitions_over_tcp"] == (0 if in_memory else servers - 1)
-        assert train._source.channel.rows_apart == (not may_be_one_machine())
+        assert source_of(train).channel.rows_apart == (not may_be_one_machine())
         iterator = iter(train)  # epoch 2, under way
         first = [next(iterator), next(iterator)]
         with _loader(info, rank, {servers - 1: nodes[servers - 1]}) as val:  # made meanwhile
@@ -355,7 +356,7 @@ def _workers_fail(info, rank):
         iterator = iter(loader)
         next(iterator)
         with pytest.raises(PeerTimeoutError, match=r"storage server 1: worker 0 \(pid \d+"):
-            loader._source.next(1.0)
+            source_of(loader).next(1.0)
     with _loader(info, rank, nodes) as loader:
         expected = [batch_tensors(batch) for batch in loader]
     with _loader(info, rank, nodes) as loader:

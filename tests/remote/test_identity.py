@@ -160,7 +160,7 @@ def test_a_fetch_is_asked_again_of_the_server_that_it_was_meant_for() -> None:
         caller.connect(time.monotonic() + 60.0)
         relay.cut.set()
         (producer,) = second.server.status()["producers"]
-        fetch = FetchRequest(producer_id=producer, attempt=Attempt(0, 1), position=0)
+        fetch = FetchRequest(producer_id=producer, attempt=Attempt(0, 1), fetches_before=0)
         reply = caller.ask("fetch", fetch, FetchAnswer)
         relay.target = second.address
         relay.reset()

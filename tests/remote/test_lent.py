@@ -28,8 +28,8 @@ class _Message:
         self.lease = slot
 
 
-def _fetch(position: int | None, **how: Any) -> FetchRequest:
-    return FetchRequest(producer_id=1, position=position, same_host=True, **how)
+def _fetch(fetches_before: int | None, **how: Any) -> FetchRequest:
+    return FetchRequest(producer_id=1, fetches_before=fetches_before, same_host=True, **how)
 
 
 class _Lent:
@@ -42,7 +42,7 @@ class _Lent:
         self.held: dict[int, weakref.ref[_Message]] = {}
 
     def lend(self, session: str, request: FetchRequest) -> int:
-        slot = _Slot(f"batch {request.position}")
+        slot = _Slot(f"batch {request.fetches_before}")
         message: Any = _Message(slot)
         number, region = self.leases.lend(session, request, message)
         where: Any = region
@@ -77,8 +77,8 @@ def test_what_is_given_back_is_free_and_nobody_gives_back_for_another() -> None:
 
 def test_answers_that_were_lost_are_never_written_over() -> None:
     lent = _Lent()
-    kept = [lent.lend("a", _fetch(position)) for position in (0, 1)]
-    lost = [lent.lend("a", _fetch(position)) for position in (2, 3)]
+    kept = [lent.lend("a", _fetch(number)) for number in (0, 1)]
+    lost = [lent.lend("a", _fetch(number)) for number in (2, 3)]
     elsewhere = [
         lent.lend("a", _fetch(2, attempt=Attempt(0, 1))),
         lent.lend("a", _fetch(2, consumer=1)),

@@ -155,18 +155,18 @@ def test_what_is_asked_again_happens_once():
         call("start_new_epoch_sampling", **epoch).result(60)
         caller = connection.connections[0].dial()
 
-        def fetch(position, serial=1):
+        def fetch(before, serial=1):
             attempt = Attempt(0, serial)
-            request = FetchRequest(producer_id=producer, attempt=attempt, position=position)
+            request = FetchRequest(producer_id=producer, attempt=attempt, fetches_before=before)
             return caller.ask("fetch", request, FetchAnswer).wait(60)
 
-        seeds = [fetch(position).batch.ticket.batch for position in range(4)]
+        seeds = [fetch(before).batch.ticket.batch for before in range(4)]
         assert seeds == [0, 1, 2, 3]
         call("start_new_epoch_sampling", **epoch).result(60)  # asked again: goes on where it was
         assert fetch(4).batch.ticket.batch == 4
         assert fetch(2).batch.ticket.batch == 2, "answers from 2 on were lost"
-        assert [fetch(position).batch.ticket.batch for position in (3, 4, 5)] == [3, 4, 5]
-        with pytest.raises(Exception, match="asks for position 9, but it had 6 batches"):
+        assert [fetch(before).batch.ticket.batch for before in (3, 4, 5)] == [3, 4, 5]
+        with pytest.raises(Exception, match="sent 9 fetches before, but 6 were answered"):
             fetch(9)
         assert fetch(0, serial=7) == FetchAnswer(None, False)
 

@@ -71,7 +71,7 @@ def test_a_token_given_as_an_argument_protects_the_workers_too(monkeypatch):
     with storage(2, guarded) as endpoints, joined(endpoints[0].address, 2, guarded) as cluster:
         ids = create(cluster, "with workers that listen")
         for endpoint, number in zip(endpoints, ids, strict=True):
-            (address,) = endpoint.server.producer(number).producer._pool.addresses
+            (address,) = endpoint.server.producer(number).producer.recovery.pool.addresses
             assert address is not None, "they listen: two servers"
             # on one machine they take this user's processes alone, and of these the job's own
             guess = Security.resolve("", "guess", False)

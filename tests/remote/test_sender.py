@@ -58,7 +58,7 @@ def _batch(slot: _Slot) -> Received:
 def _make(same_host: bool = False) -> tuple[BatchSender, _Server]:
     server: Any = _Server()
     sender = BatchSender(server)
-    sender.fetch(FetchRequest(producer_id=7, position=0, same_host=same_host), PEER)
+    sender.fetch(FetchRequest(producer_id=7, fetches_before=0, same_host=same_host), PEER)
     return sender, server
 
 
@@ -89,7 +89,7 @@ def test_a_fetch_that_is_asked_again_has_lost_its_answer() -> None:
     sender, server = _make(same_host=True)
     slots = [_Slot(), _Slot()]
     server.pack(_batch(slots[0]), False)
-    sender.fetch(FetchRequest(producer_id=7, position=0, same_host=True), PEER)
+    sender.fetch(FetchRequest(producer_id=7, fetches_before=0, same_host=True), PEER)
     server.pack(_batch(slots[1]), False)
     assert [one.poisoned for one in slots] == [True, False], "the client may read it for ever"
     sender.lose(PEER.session)

@@ -146,7 +146,7 @@ _ENDS = """
 import atexit, gc
 from gigl_loader.graph_store import init_storage_process
 from gigl_loader.testing import TinyGraph
-from gigl_loader.testing._processes import store_info
+from gigl_loader.testing.local_processes import store_info
 
 atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count() > frozen))
 partition, info = TinyGraph.random(60, 400, seed=5).partitions(1)[0], store_info(1, 1)

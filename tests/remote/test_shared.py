@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from store_cluster import tiny_graph
@@ -39,8 +40,8 @@ class ScriptedProducer:
     def stream(self, number):
         return self.streams[number]
 
-    def start_epoch(self, attempt, batches, stream=0):
-        self.streams[stream].start(attempt, batches)
+    def start_epoch(self, attempt, batches, positions=None, *, stream=0):
+        self.streams[stream].start(attempt, batches, positions)
 
     def cancel_epoch(self, stream=0):
         self.streams[stream].cancel()
@@ -99,8 +100,8 @@ def shared(producer):
     one.close()
 
 
-def _fetch(shared, serial, position=None, connection=0, **how):
-    request = FetchRequest(producer_id=0, attempt=Attempt(0, serial), position=position)
+def _fetch(shared, serial, before=None, connection=0, **how):
+    request = FetchRequest(producer_id=0, attempt=Attempt(0, serial), fetches_before=before)
     return shared.fetch(request, connection, **how)
 
 
@@ -177,16 +178,35 @@ def test_answers_that_were_lost_come_again_and_nothing_is_asked_far_ahead(shared
     _start(shared, 1)
     for _ in range(3):
         producer.bring()
-    found = [_fetch(shared, 1, position).result(60)[0].ticket.batch for position in range(3)]
+    found = [_fetch(shared, 1, before).result(60)[0].ticket.batch for before in range(3)]
     producer.bring()  # behind those that are lost
-    with pytest.raises(ProtocolError, match="asks for position 4, but it had 3 batches"):
+    with pytest.raises(ProtocolError, match="sent 4 fetches before, but 3 were answered"):
         _fetch(shared, 1, 4)
-    again = [_fetch(shared, 1, position, connection=1) for position in (1, 2, 3)]
+    again = [_fetch(shared, 1, before, connection=1) for before in (1, 2, 3)]
     for _ in range(2):
         producer.events.put(producer.bring)
     found += [future.result(60)[0].ticket.batch for future in again]
     assert found == [0, 1, 2, 1, 2, 3]
     assert again[2].result(0)[1], "the last one says so"
+
+
+def test_tickets_have_the_positions_of_the_loader_also_when_they_come_again(shared, producer):
+    batches, positions = np.array([3, 1, 3]), np.array([10, 20, 40])
+    epoch = EpochRequest(attempt=Attempt(0, 1), batches=batches, positions=positions)
+    shared.start_epoch(0, epoch)
+    for _ in range(2):
+        producer.bring()
+    found = [_fetch(shared, 1, before).result(60)[0].ticket for before in (0, 1)]
+    again = _fetch(shared, 1, 1, connection=1)  # the answer to the second one was lost
+    producer.events.put(producer.bring)
+    found.append(again.result(60)[0].ticket)
+    assert [(one.position, one.batch, one.turn) for one in found] == [
+        (10, 3, 0), (20, 1, 1), (20, 1, 1),
+    ]  # fmt: skip
+    short = EpochRequest(attempt=Attempt(0, 2), batches=batches, positions=positions[:2])
+    with pytest.raises(ProtocolError, match="sent 2 positions for 3 batches"):
+        shared.start_epoch(0, short)
+    assert producer.stream(0).attempt == Attempt(0, 1)
 
 
 def test_an_epoch_that_is_asked_for_again_goes_on(shared, producer):

@@ -9,7 +9,6 @@ import numpy as np
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.view import Owner
-from gigl_loader.memory import mutex
 from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.rowcache import kernels as kernels
 from gigl_loader.rowcache.cache import RowCache
@@ -41,7 +40,7 @@ MANY = 1 << 45
 def ids_of_many() -> np.ndarray:
     """Return 100 ids of `MANY`; each of the first 20 has the tag of the next one or before it."""
     ids = np.random.default_rng(0).integers(0, MANY, 400_000)
-    tags = np.array([kernels._tag(np.zeros((1, 2), np.int32), one) for one in ids.tolist()])
+    tags = np.array([kernels.tag_of(np.zeros((1, 2), np.int32), one) for one in ids.tolist()])
     order = np.argsort(tags)
     first = order[:-1][np.diff(tags[order]) == 0][:10]
     second = order[np.searchsorted(tags[order], tags[first], side="right") - 1]
@@ -55,17 +54,17 @@ def check_arrays(arrays: Any) -> set[int]:
     for batch in range(int(arrays.state[kernels.OLDEST]), arrays.newest):
         own = batch % arrays.counts.size
         for at in range(int(arrays.starts[own]), int(arrays.starts[own] + arrays.counts[own])):
-            if kernels._batch_at(ring, at % size) != kernels.TWICE:
-                assert kernels._batch_at(ring, at % size) == own
-                references.setdefault(kernels._id_at(ring, at % size), []).append(at % size + 1)
+            if kernels.batch_at(ring, at % size) != kernels.TWICE:
+                assert kernels.batch_at(ring, at % size) == own
+                references.setdefault(kernels.id_at(ring, at % size), []).append(at % size + 1)
     kept = {one: slot for slot, one in enumerate(arrays.holders[: arrays.state[kernels.USED]])}
     codes = {}
     for one in references.keys() | kept.keys():
         codes[one] = [-1 - kept[one] if one in kept else 0, *references.get(one, []), 0]
         for before, code, after in zip(codes[one], codes[one][1:], codes[one][2:], strict=False):
             assert tuple(ring[code - 1, [kernels.LINK, kernels.AFTER]]) == (before, after)
-        position = kernels._find(arrays.index, ring, arrays.holders, one,
-                              kernels._tag(arrays.index, one))  # fmt: skip
+        position = kernels.find_id(arrays.index, ring, arrays.holders, one,
+                              kernels.tag_of(arrays.index, one))  # fmt: skip
         assert arrays.index[position, kernels.CODE] == codes[one][-2]
         if one in kept and one in references:
             assert arrays.slots[kept[one], kernels.PLACE] == references[one][0]
@@ -89,7 +88,7 @@ def plan_of(graph: TinyGraph, hetero: bool, **changes: Any) -> SamplingPlan:
 
 
 def kill_a_holder(cache: RowCache) -> None:
-    memory = ctypes.c_void_p(cache._mutex.ctypes.data)  # threads that end are as processes are
-    holder = threading.Thread(target=mutex._libc.pthread_mutex_lock, args=(memory,))
+    memory = ctypes.c_void_p(cache.mutex.ctypes.data)  # threads that end are as processes are
+    holder = threading.Thread(target=ctypes.CDLL(None).pthread_mutex_lock, args=(memory,))
     holder.start()
     holder.join()

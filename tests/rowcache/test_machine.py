@@ -97,7 +97,7 @@ def test_a_rank_that_is_killed_while_it_holds_the_lock_is_survived() -> None:
     if killed == 0:
         try:
             rank = _opened(maker, _tables(10))
-            with holding(rank.rows._mutex, 10.0):
+            with holding(rank.rows.mutex, 10.0):
                 os.kill(os.getpid(), signal.SIGKILL)
         finally:
             os._exit(1)

@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.sampler import compiled as kernels
+from gigl_loader.compiled import mix
+from gigl_loader.sampler import sampling_kernels as kernels
 from gigl_loader.sampler import tree_kernels, weighted_kernels
 
 
@@ -22,8 +23,8 @@ def test_the_mixing_function_is_a_permutation_with_known_values() -> None:
         return value ^ (value >> 31)
 
     values = [0, 1, 2, 2**31, 2**63, 2**64 - 1]
-    assert [int(kernels.mix(np.uint64(v))) for v in values] == [slow(v) for v in values]
-    assert len({int(kernels.mix(np.uint64(v))) for v in range(10_000)}) == 10_000
+    assert [int(mix(np.uint64(v))) for v in values] == [slow(v) for v in values]
+    assert len({int(mix(np.uint64(v))) for v in range(10_000)}) == 10_000
 
 
 @given(counts=st.lists(st.integers(0, 4), max_size=20), first=st.integers(0, 5))
@@ -75,9 +76,9 @@ def test_load_compiles_every_kernel() -> None:
 
 _COMPILES = """
 import numpy as np
-from gigl_loader.sampler import compiled
-compiled.repeat_rows(np.ones(2, np.int64), 0, np.zeros(2, np.int64))
-compiled.gather(np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64))
+from gigl_loader.sampler import sampling_kernels
+sampling_kernels.repeat_rows(np.ones(2, np.int64), 0, np.zeros(2, np.int64))
+sampling_kernels.gather(np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64))
 """
 
 

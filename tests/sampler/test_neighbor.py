@@ -268,16 +268,16 @@ import numpy as np
 import torch
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import ExpansionOptions
-from gigl_loader.sampler import compiled, weighted_kernels
+from gigl_loader.sampler import sampling_kernels, weighted_kernels
 from support.scripts import run_python
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sample_message
 
-compiled.load()
+sampling_kernels.load()
 weighted_kernels.load()
 weighted_kernels.load_labor()
-named = {**vars(compiled), **vars(weighted_kernels)}
+named = {**vars(sampling_kernels), **vars(weighted_kernels)}
 dispatchers = [value for value in named.values() if hasattr(value, "signatures")]
 loaded = [len(dispatcher.signatures) for dispatcher in dispatchers]
 graph = TinyGraph.random(30, 400, heterogeneous=True)

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigl_loader.compiled import jit
 from gigl_loader.on_device.torch_numbers import exponentials
-from gigl_loader.sampler.compiled import jit
-from gigl_loader.sampler.weighted_kernels import _first_above, _write_sorted, exponential
+from gigl_loader.sampler.weighted_kernels import exponential, first_above, write_sorted
 
 NUMBERS = st.integers(0, 2**53 - 1) | st.sampled_from([0, 1, 2, 2**52, 2**53 - 2, 2**53 - 1])
 
@@ -107,7 +107,7 @@ def test_no_step_is_fused_on_this_machine() -> None:
 def test_items_are_written_in_ascending_order(numbers: list[int], size: int) -> None:
     items, size = np.array(numbers, np.int64), min(size, len(numbers))
     out = np.full(len(numbers) + 2, 99)
-    _write_sorted(items, size, out, 1)
+    write_sorted(items, size, out, 1)
     assert out[1 : 1 + size].tolist() == sorted(numbers[:size])
     assert (np.delete(out, range(1, 1 + size)) == 99).all(), "and nothing else"
 
@@ -115,5 +115,5 @@ def test_items_are_written_in_ascending_order(numbers: list[int], size: int) -> 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0, np.inf]), max_size=40), st.integers(-1, 8))
 def test_the_first_sum_above_a_goal_is_found(keys: list[float], goal: int) -> None:
     ascending = np.sort(np.array(keys, np.float64))
-    found = _first_above(ascending, ascending.size, goal / 2)
+    found = first_above(ascending, ascending.size, goal / 2)
     assert found == np.searchsorted(ascending, goal / 2, side="right")

@@ -3,7 +3,7 @@
 import os
 from typing import NoReturn
 
-from gigl_loader.testing._processes import meet_in_store
+from gigl_loader.testing.local_processes import meet_in_store
 
 __all__ = ["end_at_once", "meet_in_store"]
 

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
@@ -113,6 +114,17 @@ def no_descriptors_but(count: int) -> Iterator[None]:
 
 
 # --- this process and its machine -----------------------------------------------------------------
+
+
+@pytest.fixture
+def take_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Let this process be part of a graph store, through the cluster that it is called with.
+
+    `gigl_loader.graph_store.init_compute_process` also starts a process group.
+    """
+    from gigl_loader.client import client  # here: not all tests need it
+
+    return partial(monkeypatch.setattr, client, "_cluster")
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """What processes of tests have imported when they start. Importing it starts no thread."""
 
+import inspect
+
 from gigl_loader import testing
 from gigl_loader.client import source
 from gigl_loader.loader import ablp
@@ -13,3 +15,10 @@ for _name in vars(testing)["__all__"]:
     getattr(testing, _name)
 for _load in supervisor.KERNELS.values():
     _load()  # as each supervisor does, in a tenth of a second where they are not there
+
+# torchrun's rendezvous calls inspect.stack() twice at each of its steps. That looks for the module
+# of each frame: the first time it asks for the file of each of thousands of modules, and for frames
+# without a file it goes through all modules again. A step took longer than the second after which
+# the rendezvous lets the others know that it lives, and on a busy machine it did nothing else.
+inspect.stack()
+vars(inspect)["modulesbyfile"] |= dict.fromkeys(("<string>", "<stdin>", "<frozen runpy>"), "")

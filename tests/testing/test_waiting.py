@@ -1,20 +1,28 @@
 """Waiting until something holds, on a clock of its own."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
+from support.conditions import Clock
 
-from gigl_loader.testing import _machine, wait_until
+from gigl_loader.testing import this_machine, wait_until
+
+
+class _NotedClock(Clock):
+    """A clock that notes how long each sleep is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.pauses.append(seconds)
 
 
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch, clock_of: Callable[..., None]) -> list[float]:
-    found: list[float] = []
-    event = SimpleNamespace(wait=found.append)
-    monkeypatch.setattr(_machine, "threading", SimpleNamespace(Event=lambda: event))
-    clock_of(_machine, SimpleNamespace(monotonic=lambda: sum(found)))
-    return found
+def pauses(clock_of: Callable[..., _NotedClock]) -> list[float]:
+    return clock_of(this_machine, _NotedClock()).pauses
 
 
 def test_it_is_asked_more_and_more_rarely(pauses: list[float]) -> None:

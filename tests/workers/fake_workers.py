@@ -202,7 +202,7 @@ def make_producer(
         ),
     )  # fmt: skip
     pool = FakePool(workers, concurrency, pool_seed)
-    recovery: Any = producer._recovery
+    recovery: Any = producer.recovery
     producer._pool = recovery.pool = pool  # type: ignore[assignment]
     pool.under_way = recovery.under_way
     producer.join()

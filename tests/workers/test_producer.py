@@ -231,13 +231,14 @@ def test_some_batches_only_and_in_the_order_asked_for() -> None:
 def test_two_consumers_share_the_workers_and_nothing_else() -> None:
     producer, _ = make_producer(DATASET, torch.arange(40), batch_size=4, shuffle=True)
     producer.add_stream(1, 3)
-    producer.start_epoch(0, None, 0)
-    producer.start_epoch(7, [1, 3, 5], 1)
+    producer.start_epoch(0, stream=0)
+    producer.start_epoch(7, [1, 3, 5], [11, 13, 15], stream=1)
     first = producer.next(stream=0)
     second = [producer.next(stream=1) for _ in range(4)]
     assert (first.ticket.epoch, first.ticket.batch) == (0, 0)
     assert second[3] is None
     assert [one.ticket.batch for one in second[:3]] == [1, 3, 5]
+    assert [one.ticket.position for one in second[:3]] == [11, 13, 15]
     assert second[0].message["input_id"].tolist() == epoch_order(40, 3, 7)[4:8].tolist()
     producer.remove_stream(1)
     assert len(drain(producer)) == 9

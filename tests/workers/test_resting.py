@@ -18,6 +18,7 @@ import torch
 from resting_jobs import note_compiling, tell
 from support.conditions import SetConstants
 from support.resting import at_rest
+from support.sources import supervisor_pid
 from support.zygote import slow_supervisors
 
 from gigl_loader import (
@@ -48,8 +49,7 @@ def _make(**how: Any) -> DistNeighborLoader:
 def _run(**how: Any) -> tuple[int, list[str]]:
     """Run a loader for an epoch; return its supervisor, and the digests of its batches."""
     with _make(**how) as loader:
-        producer: Any = loader._mp_producer
-        return producer._pool._supervisor.pid, [batch_digest(batch) for batch in loader]
+        return supervisor_pid(loader), [batch_digest(batch) for batch in loader]
 
 
 def _at_rest(pid: int | None = None) -> list[int]:
@@ -281,8 +281,7 @@ def test_its_rest_is_over_after_a_while(constants: SetConstants) -> None:
 
 def test_loaders_at_work_have_one_each_and_few_rest() -> None:
     loaders = [_make() for _ in range(resting.MOST + 1)]
-    producers: list[Any] = [loader._mp_producer for loader in loaders]
-    pids = [producer._pool._supervisor.pid for producer in producers]
+    pids = [supervisor_pid(loader) for loader in loaders]
     assert len(set(pids)) == len(pids)
     release_workers()  # these are at work
     digests = [[batch_digest(batch) for batch in loader] for loader in loaders]

@@ -19,7 +19,7 @@ def test_num_batches(seeds: int, size: int, drop_last: bool) -> None:
 
 
 class Streams(RuleBasedStateMachine):
-    """Any interleaving of what a stream can be told, against plain lists of positions."""
+    """Any interleaving of what a stream can be told, against plain lists of turns."""
 
     @initialize(limit=st.integers(1, 4), in_order=st.booleans())
     def make(self, limit: int, in_order: bool) -> None:
@@ -32,14 +32,18 @@ class Streams(RuleBasedStateMachine):
     def _forget(self, batches: list[int]) -> None:
         self.stale += self.under_way
         self.batches, self.to_start = batches, list(range(len(batches)))
+        self.positions = list(range(len(batches)))
         self.under_way, self.arrived, self.taken = [], list[int](), list[int]()
 
     @rule(batches=st.lists(st.integers(0, 9), max_size=6), epoch=st.integers(0, 3))
     def start(self, batches: list[int], epoch: int) -> None:
         self.serial += 1
-        assert self.stream.start(Attempt(epoch, self.serial), batches).serial == self.serial
+        positions = list(range(7, 7 + 3 * len(batches), 3))
+        started = self.stream.start(Attempt(epoch, self.serial), batches, positions)
+        assert started.serial == self.serial
         assert not self.stream.is_broken_off
         self._forget(batches)
+        self.positions = positions
 
     @rule(batches=st.lists(st.integers(0, 9), max_size=6), epoch=st.integers(0, 3))
     def start_without_a_count(self, batches: list[int], epoch: int) -> None:
@@ -75,8 +79,9 @@ class Streams(RuleBasedStateMachine):
         else:
             assert ticket is not None
             assert (ticket.stream, ticket.attempt) == (3, self.stream.attempt)
-            assert ticket.position == self.to_start.pop(0)
-            assert ticket.batch == self.batches[ticket.position]
+            assert ticket.turn == self.to_start.pop(0)
+            assert ticket.batch == self.batches[ticket.turn]
+            assert ticket.position == self.positions[ticket.turn]
             self.under_way.append(ticket)
 
     @precondition(lambda self: self.under_way)
@@ -84,8 +89,8 @@ class Streams(RuleBasedStateMachine):
     def arrive(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(self.under_way))
         self.under_way.remove(ticket)
-        assert self.stream.arrived(ticket, ticket.position)
-        self.arrived.append(ticket.position)
+        assert self.stream.arrived(ticket, ticket.turn)
+        self.arrived.append(ticket.turn)
 
     @precondition(lambda self: self.stale)
     @rule(data=st.data())

@@ -7,16 +7,17 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from _sizes import MARK, PEERS, Case
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import DistDataset, DistNeighborLoader
 
-MARK = "RESULT "
+WINDOW_S = 10.0
+"""Seconds after which a window ends, with the batches that it has until then."""
 RELATIONS = (
     ("paper", "cites", "paper"), ("paper", "written_by", "author"),
     ("author", "rev_written_by", "paper"), ("author", "affiliated_to", "institute"),
@@ -24,28 +25,6 @@ RELATIONS = (
     ("fos", "rev_topic", "paper"),
 )  # fmt: skip
 """Edge types of IGBH, which MLPerf's R-GAT is trained on."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is measured, and at which size."""
-
-    name: str
-    device: str
-    kernels: Any
-    nodes: int
-    degree: int
-    dim: int
-    fanout: tuple[int, ...]
-    batch_size: int
-    warmup: int
-    batches: int
-    workers: int
-    hidden: int = 512
-
-    def to_json(self) -> str:
-        """Return the argument of this script."""
-        return json.dumps(asdict(self))
 
 
 def _power_law(count: int, sources: int, targets: int, seed: int) -> Tensor:
@@ -56,10 +35,15 @@ def _power_law(count: int, sources: int, targets: int, seed: int) -> Tensor:
     return torch.stack([source * 7919 % sources, target])
 
 
+def _rows(count: int, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return rows of features; a few, many times: to draw all would take longer than a window."""
+    drawn = torch.empty(min(count, 4096), dim).uniform_(-1, 1).to(dtype)
+    return drawn.repeat(-(-count // len(drawn)), 1)[:count]
+
+
 def _plain(case: Case) -> Data:
     edges = _power_law(case.nodes * case.degree, case.nodes, case.nodes, 1)
-    rows = torch.empty(case.nodes, case.dim).uniform_(-1, 1)
-    return Data(x=rows, edge_index=edges, num_nodes=case.nodes)
+    return Data(x=_rows(case.nodes, case.dim), edge_index=edges, num_nodes=case.nodes)
 
 
 def _typed(case: Case) -> HeteroData:
@@ -70,7 +54,7 @@ def _typed(case: Case) -> HeteroData:
     }  # fmt: skip
     data = HeteroData()
     for name, count in sizes.items():
-        data[name].x = torch.empty(count, case.dim, dtype=torch.float16).uniform_(-1, 1)
+        data[name].x = _rows(count, case.dim, torch.float16)
     data["paper"].y = torch.arange(case.nodes) % 2983
     for seed, (source, relation, target) in enumerate(RELATIONS):
         if relation.startswith("rev_"):
@@ -85,7 +69,7 @@ def _typed(case: Case) -> HeteroData:
 
 
 def _seeds(case: Case) -> Tensor:
-    count = (case.warmup + case.batches) * case.batch_size
+    count = (case.warmup + case.windows * case.batches) * case.batch_size
     if count > case.nodes:
         raise SystemExit(f"{count} seeds are more than {case.nodes} nodes: raise --nodes")
     return torch.randperm(case.nodes, generator=torch.Generator().manual_seed(2))[:count]
@@ -117,17 +101,21 @@ def _wait(case: Case) -> None:
 
 
 def _timed(case: Case, batches: Iterable[Any], step: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return seeds/s over the batches behind the warm-up, each used by ``step``."""
+    """Return seeds/s of each window behind the warm-up; each batch is used by ``step``."""
     source = iter(batches)
     for _ in range(case.warmup):
         step(next(source))
     _wait(case)
-    begun = time.perf_counter()
-    for _ in range(case.batches):
-        step(next(source))
-    _wait(case)
-    seconds = time.perf_counter() - begun
-    return {"seeds_per_s": case.batches * case.batch_size / seconds, "seconds": seconds}
+    rates, counts = [], []
+    for _ in range(case.windows):
+        begun, count = time.perf_counter(), 0
+        while count < case.batches and time.perf_counter() - begun < WINDOW_S:
+            step(next(source))
+            count += 1
+        _wait(case)
+        rates.append(count * case.batch_size / (time.perf_counter() - begun))
+        counts.append(count)
+    return {"seeds_per_s": rates, "batches": counts}
 
 
 def _memory(case: Case) -> dict[str, Any]:
@@ -145,9 +133,11 @@ def loading(case: Case) -> dict[str, Any]:
         return batch.x[-1].sum() + batch.edge_index[0, -1]
 
     with _loader(case, _plain(case), _seeds(case)) as loader:
-        found = _timed(case, loader, step)
-    rows = sum(moved[case.warmup :])
-    return {**found, "feature_gb_per_s": rows / found["seconds"] / 1e9, **_memory(case)}
+        measured = _timed(case, loader, step)
+    # all batches are much alike: bytes of one, times the batches of a second
+    mean = sum(moved[case.warmup :]) / len(moved[case.warmup :])
+    speeds = [rate / case.batch_size * mean / 1e9 for rate in measured["seeds_per_s"]]
+    return {**measured, "feature_gb_per_s": speeds, **_memory(case)}
 
 
 def copies(case: Case) -> dict[str, Any]:
@@ -267,22 +257,20 @@ def cugraph(case: Case) -> dict[str, Any]:
     return {**_timed(case, loader, lambda batch: batch.x[-1].sum()), **_memory(case)}
 
 
-PEERS: dict[str, Callable[[Case], dict[str, Any]]] = {
-    "graphlearn-torch, CUDA": graphlearn_torch, "GraphBolt": graphbolt, "cuGraph-PyG": cugraph,
-}  # fmt: skip
+_LOADERS = dict(zip(PEERS, (graphlearn_torch, graphbolt, cugraph), strict=True))
 
 
 def main() -> None:
     """Run the case on the command line."""
     given = json.loads(sys.argv[1])
     case = Case(**{**given, "fanout": tuple(given["fanout"])})
-    if case.name in PEERS:
-        found = PEERS[case.name](case)
+    if case.name in _LOADERS:
+        result = _LOADERS[case.name](case)
     elif case.name == "copies":
-        found = copies(case)
+        result = copies(case)
     else:
-        found = training(case) if case.name.startswith("R-GAT") else loading(case)
-    print(MARK + json.dumps(found), flush=True)
+        result = training(case) if case.name.startswith("R-GAT") else loading(case)
+    print(MARK + json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

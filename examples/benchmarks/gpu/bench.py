@@ -2,12 +2,19 @@
 
 ::
 
-    make gpu                      30 minutes at most; writes examples/benchmarks/gpu/README.md
-    make gpu ARGS="--rehearse"    the same on the CPU, small, in a minute; writes out/gpu.md
+    make gpu                                 with the Python and the torch that are there
+    make gpu PYTHON=/opt/python3.12          with those of this interpreter
+    make gpu ARGS="--minutes 9"              as much as nine minutes suffice for
+    make gpu ARGS="--minutes 9 --continue"   then what is not measured yet, as often as needed
+    make gpu ARGS=--rehearse                 the same on the CPU, small, in a minute: out/gpu.md
 
-Loaders take turns, several rounds; the page has medians and spreads, and each as a share of what
-the machine copies at most. A peer that is not installed is named as such. The benchmarks of copies
-and of draws, which have pages of their own, are run once.
+``python examples/benchmarks/gpu/bench.py`` takes the same options, and needs neither make nor a
+network. The page is written again after each case; the figures behind it lie beside it as JSON.
+
+Loaders take turns, several rounds, each with several windows; the page has medians and spreads, and
+each as a share of what the machine copies at most. A peer that is not installed is named as such.
+The benchmarks of copies and of draws, which have pages of their own, are run once. The exit status
+is 0 if all is measured, 1 if a loader of ours failed, 2 for a wrong start, 3 if time was up.
 """
 
 import argparse
@@ -15,50 +22,185 @@ import datetime
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from _cases import MARK, PEERS, Case
+from _sizes import MARK, OWN, PEERS, TRAINING, Case
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[2]
-OWN = (
-    "workers", "in process", "on the device", "on the device, features on the host",
-    "on the device, one shape",
-)  # fmt: skip
-TRAINING = ("R-GAT, workers", "R-GAT, on the device", "R-GAT, on the device, one shape")
 SCRIPTS = {
     "Copies that overlap compute": "device/bench_step.py",
     "The draws of one hop": "draws/bench_draws.py",
 }
 """Benchmarks with pages of their own, by what they measure."""
-LEAST_SECONDS = 60.0
-"""Time that tests and other benchmarks have, if little is left."""
+TESTS = "tests"
+CASE_SECONDS = 300.0
+"""Seconds that one run of a case may take."""
+FIRST_RUN_SECONDS = 60.0
+"""Seconds that have to be left for what was not run yet, however soon the piece ends."""
 REHEARSAL = """\
 **No GPU has run this yet.** This page is of a rehearsal: everything once, small, on the CPU. It
 shows that each case runs; no figure on it says anything about a GPU. `make gpu`, on a machine that
 has one, writes the page again."""
+UNFINISHED = """\
+**Not all of it is measured yet**: `make gpu ARGS=--continue` goes on with what is missing."""
 
 
 class Bench:
-    """One run: what is left of its time, and its results."""
+    """The results of one page, from all pieces of the run; and what is left of this piece's time.
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+    Args:
+        args: Of the command line.
+        page: Where the page is written; the results are beside it.
+    """
+
+    def __init__(self, args: argparse.Namespace, page: Path) -> None:
+        self.args, self.page = args, page
         self.ends = time.monotonic() + 60 * args.minutes
-        self.found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.results: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        """By case, one result for each round."""
         self.problems: dict[str, str] = {}
+        """Of what was run and failed, the reason."""
+        self.tables: dict[str, list[str]] = {}
+        """Of the other benchmarks, by title."""
+        self.tests = ""
+        """pytest's last line; empty: not run yet."""
+        self.seconds: dict[str, float] = {}
+        """Seconds of the last run of each case, the start of its process included."""
+        self.pieces: list[str] = []
+        """Dates."""
+
+    # -- results on disk ---------------------------------------------------------------------------
+
+    @property
+    def _path(self) -> Path:
+        return self.page.with_suffix(".json")
+
+    def _made_for(self) -> dict[str, Any]:
+        """Return what has to be the same in all pieces of a run."""
+        sizes = {name: value for name, value in vars(self.args).items() if name not in _OF_A_PIECE}
+        versions = {"torch": torch.__version__, "Python": platform.python_version()}
+        return {"machine": device_name(self.args.device), **versions, **sizes}
+
+    def load(self) -> None:
+        """Go on from the earlier pieces.
+
+        Raises:
+            SystemExit: There are none, or they are of another machine or other sizes.
+        """
+        if not self._path.exists():
+            raise SystemExit(f"--continue: {self._path} is not there: start without --continue")
+        state = json.loads(self._path.read_text())
+        made_for, wanted = state.pop("made_for"), json.loads(json.dumps(self._made_for()))
+        differ = [
+            f"{name} {made_for.get(name)!r}, now {wanted.get(name)!r}"
+            for name in {**wanted, **made_for}
+            if made_for.get(name) != wanted.get(name)
+        ]
+        if differ:
+            raise SystemExit(
+                f"--continue: the page was begun with {'; '.join(differ)}: figures of both would "
+                "not compare, so start again without --continue"
+            )
+        self.results.update(state.pop("results"))
+        vars(self).update(state)
+
+    def save(self) -> None:
+        """Write the page, and what `load` reads."""
+        state = {name: getattr(self, name) for name in
+                 ("results", "problems", "tables", "tests", "seconds", "pieces")}  # fmt: skip
+        self.page.parent.mkdir(parents=True, exist_ok=True)
+        for path, text in (
+            (self._path, json.dumps({"made_for": self._made_for(), **state}, indent=1) + "\n"),
+            (self.page, page(self)),
+        ):
+            beside = path.with_name(path.name + ".new")  # a piece may be ended at any time
+            beside.write_text(text)
+            beside.replace(path)
+
+    # -- what is to be done ------------------------------------------------------------------------
 
     @property
     def left(self) -> float:
-        """Seconds left."""
+        """Seconds left of this piece."""
         return max(0.0, self.ends - time.monotonic())
+
+    @property
+    def _half(self) -> float:
+        """Half of a piece's seconds."""
+        return 30 * self.args.minutes
+
+    def todo(self) -> list[str]:
+        """Return what is not measured yet, by name: first what never ran, failures last."""
+        peers = [] if self.args.rehearse else list(PEERS)
+        once = [name for name in (TESTS, *SCRIPTS) if not self._is_done(name)]
+        cases = [name for number in range(self.args.rounds) for name in (*OWN, *TRAINING, *peers)
+                 if number >= len(self.results[name])]  # fmt: skip
+        floor = [] if self.results["copies"] else ["copies"]
+        return sorted([*floor, *once, *cases], key=lambda name: name in self.problems)
+
+    def _is_done(self, name: str) -> bool:
+        return bool(self.tests if name == TESTS else self.tables.get(name))
+
+    def run(self) -> bool:
+        """Measure until all is done or the time is up; return whether all that can be done is."""
+        self.pieces.append(str(datetime.date.today()))
+        self.save()
+        failed: set[str] = set()
+        for name in self.todo():
+            if name in failed:
+                continue
+            # half of a piece suffices for all: what needs more is cut, and said to
+            if self.left <= min(self.seconds.get(name, FIRST_RUN_SECONDS), self._half):
+                return False
+            self.problems.pop(name, None)
+            begun = time.monotonic()
+            is_done = self._run_one(name)
+            self.seconds[name] = time.monotonic() - begun
+            if name in self.problems:
+                failed.add(name)
+            self.save()
+            if not is_done:
+                return False
+        return True
+
+    def _run_one(self, name: str) -> bool:
+        """Run a case, the tests or a script; return False if only this piece's end broke it off."""
+        if name == TESTS:
+            self._run_tests()
+        elif name in SCRIPTS:
+            self._run_script(name)
+        else:
+            return self._run_case(name)
+        return True
+
+    def _run_case(self, name: str) -> bool:
+        limit = min(self.left, CASE_SECONDS)
+        words = [str(_HERE / "_cases.py"), self.case(name).to_json()]
+        code, said, errors = output_of(words, limit)
+        lines = [line for line in said.splitlines() if line.startswith(MARK)]
+        if lines:
+            self.results[name].append(json.loads(lines[-1].removeprefix(MARK)))
+            print(f"{name}: {self.results[name][-1]}", flush=True)
+            return True
+        if code is None:
+            if limit < min(CASE_SECONDS, self._half):
+                return False
+            self.problems[name] = f"no result in {limit:.0f} s"
+        else:
+            reasons = [line for line in errors.splitlines() if line.strip()]
+            self.problems[name] = reasons[-1][:200] if reasons else f"ended with {code}"
+        print(f"{name}: {self.problems[name]}", flush=True)
+        return True
 
     def case(self, name: str) -> Case:
         """Return a case at the size of this run."""
@@ -67,82 +209,89 @@ class Bench:
         return Case(
             name, args.device, kernels, args.typed_nodes if typed else args.nodes, args.degree,
             args.typed_dim if typed else args.dim, tuple((5, 10, 15) if typed else args.fanout),
-            args.batch_size, args.warmup, args.batches, args.workers, args.hidden,
+            args.batch_size, args.warmup, args.batches, args.windows, args.workers, args.hidden,
         )  # fmt: skip
 
-    def run(self, name: str) -> None:
-        """Run one case once; a case that failed is not run again."""
-        if name in self.problems:
-            return
-        if self.left < 5:
-            self.problems[name] = "no time was left"
-            return
-        try:
-            done = subprocess.run(
-                [sys.executable, str(_HERE / "_cases.py"), self.case(name).to_json()],
-                capture_output=True, text=True, timeout=min(self.left, 300), cwd=_ROOT,
-                env={**os.environ, "PYTHONPATH": str(_ROOT)},
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            self.problems[name] = "no result in time"
-            return
-        lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-        if lines:
-            self.found[name].append(json.loads(lines[-1].removeprefix(MARK)))
-            print(f"{name}: {self.found[name][-1]}", flush=True)
-            return
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        self.problems[name] = said[-1][:200] if said else f"ended with {done.returncode}"
-        print(f"{name}: {self.problems[name]}", flush=True)
-
-    def tests(self) -> str:
-        """Run the tests that need a GPU; return pytest's last line."""
+    def _run_tests(self) -> None:
+        """Run the tests that need a GPU."""
         if self.args.device == "cpu":
-            return "not run: a rehearsal"
-        found = self._output(["-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests"], self.left / 2)
-        return (found.strip().splitlines() or ["no output"])[-1].strip("= ")
+            self.tests = "not run: a rehearsal"
+            return
+        limit = self.left / 2
+        words = ["-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests"]
+        code, said, errors = output_of(words, limit)
+        if code is None:
+            self.problems[TESTS] = f"not done after {limit:.0f} s"
+            return
+        lines = [line for line in (said or errors or "no output").splitlines() if line.strip()]
+        self.tests = lines[-1].removeprefix(f"{sys.executable}: ").strip("= ")
+        print(said[-3000:], errors[-3000:], flush=True)
 
-    def script(self, path: str) -> list[str]:
-        """Run another benchmark; return its table, or the last line of what it said."""
-        more = self.args.draws if path.startswith("draws") else []
-        given = ["--device", self.args.device, *more] if path.startswith("draws") else []
-        found = self._output([str(_HERE.parent / path), *given], self.left / 4).splitlines()
-        return [one for one in found if one.startswith("|")] or found[-1:] or ["no output"]
+    def _run_script(self, title: str) -> None:
+        """Run another benchmark; keep its table, or the last line of what it said."""
+        path = SCRIPTS[title]
+        more = ["--device", self.args.device, *self.args.draws] if path.startswith("draws") else []
+        limit = self.left / 2
+        code, said, errors = output_of([str(_HERE.parent / path), *more], limit)
+        if code is None:
+            self.problems[title] = f"not done after {limit:.0f} s"
+            return
+        lines = (said or errors or "no output").splitlines()
+        table = [line for line in lines if line.startswith("|")]
+        self.tables[title] = table or lines[-1:]
+        print(*self.tables[title], sep="\n", flush=True)
 
-    def _output(self, words: list[str], seconds: float) -> str:
-        """Return what Python prints, its errors too, or that it took too long."""
+
+_OF_A_PIECE = ("minutes", "out", "go_on")
+"""Options that may differ from piece to piece."""
+
+
+def output_of(words: list[str], seconds: float) -> tuple[int | None, str, str]:
+    """Run Python; return its exit status, or None if it took too long; what it said; its errors."""
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+        # A session of its own: loaders have workers, and those of a case that is ended end with it.
+        process = subprocess.Popen(
+            [sys.executable, *words], stdout=said, stderr=errors, cwd=_ROOT, start_new_session=True,
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": str(_ROOT)},
+        )  # fmt: skip
+        code: int | None = None
         try:
-            done = subprocess.run(
-                [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, timeout=max(LEAST_SECONDS, seconds), cwd=_ROOT,
-                env={**os.environ, "PYTHONPATH": str(_ROOT)},
-            )  # fmt: skip
+            code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return f"not done after {max(LEAST_SECONDS, seconds):.0f} s"
-        print(done.stdout[-3000:], flush=True)
-        return done.stdout
+            pass
+        finally:
+            if code is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        texts = []
+        for file in (said, errors):
+            file.seek(0)
+            texts.append(file.read())
+        return code, *texts
 
 
-def page(bench: Bench, tests: str, scripts: dict[str, list[str]]) -> str:
-    """Return the results as a page.
+def device_name(device: str) -> str:
+    """Return the name of a device, as the page has it."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"the CPU ({platform.machine()})"
 
-    Args:
-        bench: The cases that were run.
-        tests: Result of the tests.
-        scripts: Tables of the other benchmarks, by title.
-    """
+
+def page(bench: Bench) -> str:
+    """Return the results as a page."""
     args = bench.args
-    on_cuda = args.device.startswith("cuda")
-    device = torch.cuda.get_device_name() if on_cuda else f"the CPU ({platform.machine()})"
-    floor = bench.found["copies"][0] if bench.found["copies"] else {}
+    floor = bench.results["copies"][0] if bench.results["copies"] else {}
+    missing = [name for name in bench.todo() if name not in bench.problems]
+    dates = " and ".join(sorted(set(bench.pieces)))
     lines = [
         "# On a GPU",
         "",
-        *([] if on_cuda else [REHEARSAL, ""]),
-        f"`make gpu`, {datetime.date.today()}, {device}, torch {torch.__version__}, "
+        *([REHEARSAL, ""] if args.device == "cpu" else []),
+        *([UNFINISHED, ""] if missing else []),
+        f"`make gpu`, {dates}, {device_name(args.device)}, torch {torch.__version__}, "
         f"Python {platform.python_version()}. Written by `bench.py`; do not edit.",
         "",
-        f"Tests: {tests}.",
+        f"Tests: {bench.tests or bench.problems.get(TESTS, 'not run yet')}.",
         "",
         f"The machine copies {floor.get('host_to_device_gb_per_s', 0):.1f} GB/s from pinned "
         f"memory, and gathers {floor.get('gather_gb_per_s', 0):.1f} GB/s of rows on the device.",
@@ -158,13 +307,9 @@ def page(bench: Bench, tests: str, scripts: dict[str, list[str]]) -> str:
         "",
         *_table(bench, list(TRAINING), None),
     ]
-    for title, table in scripts.items():
-        lines += [
-            "",
-            f"{title} ([page](../{SCRIPTS[title].partition('/')[0]}/README.md)):",
-            "",
-            *table,
-        ]
+    for title, path in SCRIPTS.items():
+        table = bench.tables.get(title, [bench.problems.get(title, "not run yet")])
+        lines += ["", f"{title} ([page](../{path.partition('/')[0]}/README.md)):", "", *table]
     return "\n".join(lines) + "\n"
 
 
@@ -173,15 +318,17 @@ def _table(bench: Bench, names: list[str], copied: float | None) -> list[str]:
         "| | seeds/s (spread) | features, GB/s | share of the copy bandwidth | device memory |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
+    not_run = {name: "not run: needs a GPU" for name in PEERS} if bench.args.rehearse else {}
     for name in names:
-        runs = bench.found[name]
+        runs = bench.results[name]
         if not runs:
-            lines.append(f"| {name} | {bench.problems.get(name, 'not run: needs a GPU')} | | | |")
+            reason = bench.problems.get(name, not_run.get(name, "not run yet"))
+            lines.append(f"| {name} | {reason} | | | |")
             continue
-        rates = [run["seeds_per_s"] for run in runs]
+        rates = [rate for run in runs for rate in run["seeds_per_s"]]
         rate = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-        moved = [run["feature_gb_per_s"] for run in runs if "feature_gb_per_s" in run]
-        speed = statistics.median(moved) if moved else None
+        speeds = [speed for run in runs for speed in run.get("feature_gb_per_s", ())]
+        speed = statistics.median(speeds) if speeds else None
         memory = runs[-1].get("device_gb")
         lines.append(
             f"| {name} | {rate} | {'' if speed is None else f'{speed:.2f}'} | "
@@ -194,16 +341,19 @@ def _table(bench: Bench, names: list[str], copied: float | None) -> list[str]:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, small")
+    parser.add_argument("--continue", dest="go_on", action="store_true",
+                        help="measure what earlier pieces have not")  # fmt: skip
     parser.add_argument("--kernels", default="warp", help="of a rehearsal: warp or torch")
-    parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=30, help="of this piece")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=2_000_000)
     parser.add_argument("--degree", type=int, default=25)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--fanout", type=int, nargs="+", default=[15, 10])
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--warmup", type=int, default=20)
-    parser.add_argument("--batches", type=int, default=300)
+    parser.add_argument("--batches", type=int, default=300, help="most of a window")
+    parser.add_argument("--windows", type=int, default=3)
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--typed-nodes", type=int, default=1_000_000)
     parser.add_argument("--typed-dim", type=int, default=1024)
@@ -215,33 +365,33 @@ def make_parser() -> argparse.ArgumentParser:
 
 SMALL = {
     "nodes": 2000, "degree": 8, "dim": 8, "fanout": [3, 2], "batch_size": 32, "warmup": 2,
-    "batches": 6, "workers": 1, "typed_nodes": 600, "typed_dim": 16, "hidden": 16, "rounds": 1,
-    "minutes": 10, "draws": ["--rows", "500", "--rounds", "1"],
+    "batches": 6, "windows": 1, "workers": 1, "typed_nodes": 600, "typed_dim": 16, "hidden": 16,
+    "rounds": 1, "draws": ["--rows", "500", "--rounds", "1"],
 }  # fmt: skip
 
 
 def main() -> int:
-    """Run it; return 1 where one of our own loaders failed."""
+    """Run a piece; return the exit status."""
     args = make_parser().parse_args()
     args.device = "cpu" if args.rehearse else "cuda:0"
     if args.rehearse:
         vars(args).update(SMALL)
     elif not torch.cuda.is_available():
-        print('there is no GPU here: make gpu ARGS="--rehearse" does the same on the CPU')
+        print("there is no GPU here: --rehearse does the same on the CPU")
         return 2
-    bench = Bench(args)
-    tests = bench.tests()
-    bench.run("copies")
-    scripts = {title: bench.script(path) for title, path in SCRIPTS.items()}
-    for _ in range(args.rounds):
-        for name in (*OWN, *TRAINING, *([] if args.rehearse else PEERS)):
-            bench.run(name)
+    # what ends this piece from outside ends its case, too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     out = args.out or (_ROOT / "out" / "gpu.md" if args.rehearse else _HERE / "README.md")
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(page(bench, tests, scripts))
+    bench = Bench(args, out)
+    if args.go_on:
+        bench.load()
+    is_done = bench.run()
     print(out.read_text())
     failed = [name for name in (*OWN, *TRAINING, "copies") if name in bench.problems]
-    print(f"failed: {failed}" if failed else f"written: {out}")
+    print(f"written: {out}" + (f"; failed: {failed}" if failed else ""))
+    if not is_done:
+        print(f"time is up, {len(bench.todo())} runs are missing: go on with --continue")
+        return 3
     return 1 if failed else 0
 
 

@@ -458,10 +458,10 @@ class SimulatedJob:
         positions = progress.positions_left(0)
         left = self.size.ranks * self.size.batches - progress.yielded
         common = left // world_size  # steps that all ranks make: the last may be one of a few
-        loaded.start_epoch(Attempt(progress.epoch, progress.epoch + 1), positions)
+        loaded.start_epoch(Attempt(progress.epoch, progress.epoch + 1), positions, positions)
         stats = LoaderStats()
         batches = iterator.EpochIterator(
-            loaded, positions, progress,
+            loaded, len(positions), progress,
             collate=lambda message: message, stats=stats,
         )  # fmt: skip
         for step, message in enumerate(batches):

@@ -12,7 +12,7 @@ import greenlet
 import numpy as np
 import torch
 
-from gigl_loader.testing._memory_network import MemoryCaller, MemoryListener, MemoryReply
+from gigl_loader.testing.memory_network import MemoryCaller, MemoryListener, MemoryReply
 from support.simulation.group import SimulatedGroup
 from support.simulation.network import SimulatedNetwork
 from support.simulation.workers import SimulatedPool

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gigl_loader.errors import JoinRefusedError, PeerLostError, PeerTimeoutError
-from gigl_loader.testing._memory_network import (
+from gigl_loader.testing.memory_network import (
     MemoryCaller,
     MemoryListener,
     MemoryNetwork,

@@ -19,7 +19,7 @@ from gigl_loader.errors import UsageError
 from gigl_loader.processes import ForkedProcess
 from gigl_loader.ranks import end_group
 from gigl_loader.server.storage_process import init_storage_process
-from gigl_loader.testing._machine import free_port, wait_until
+from gigl_loader.testing.this_machine import free_port, wait_until
 from gigl_loader.wire.info import GraphStoreInfo
 
 if TYPE_CHECKING:
@@ -178,18 +178,20 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
         end_group()
 
 
-def meet_in_store(name: str) -> None:
-    """Return once all ranks of the group have called this; none of their connections is used.
+def meet_in_store(name: str, ranks: Collection[int] | None = None) -> None:
+    """Return once these ranks have called this; none of the group's connections is used.
 
     For tests in which a rank dies next. `dist.barrier` may be over for that rank while its bytes
     are still on their way to another, which would fail there, and not where the test expects it.
 
     Args:
         name: Name of this barrier; used once.
+        ranks: The ranks that meet, this one among them; None: all of the group.
     """
     store = dist.distributed_c10d._get_default_store()
     store.set(f"{name}/{dist.get_rank()}", "")
-    store.wait([f"{name}/{rank}" for rank in range(dist.get_world_size())])
+    everyone = range(dist.get_world_size()) if ranks is None else ranks
+    store.wait([f"{name}/{rank}" for rank in everyone])
 
 
 def worker_pid(loader: "BaseDistLoader", number: int = 0, *, former: int | None = None) -> int:

@@ -19,7 +19,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import bytes_of
-from gigl_loader.testing._graphs import TinyGraph
+from gigl_loader.testing.tiny_graphs import TinyGraph
 
 
 class BatchError(AssertionError):

@@ -4,7 +4,6 @@ import fcntl
 import os
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -76,10 +75,10 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 120.
         AssertionError: It was not true in time.
     """
     deadline = time.monotonic() + timeout
-    pause, pause_s = threading.Event(), _FIRST_PAUSE_S
+    pause_s = _FIRST_PAUSE_S
     while not condition():
         # after the check: at least one, even without time
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {timeout:g} s: {what}")
-        pause.wait(pause_s)
+        time.sleep(pause_s)
         pause_s = min(pause_s * 1.2, _LONGEST_PAUSE_S)  # leaves time to other processes

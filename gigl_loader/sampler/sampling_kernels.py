@@ -6,29 +6,17 @@ node's draw does not depend on its place in the frontier, nor on the partition.
 
 Source:
     Keyed generation: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-    The mixing function is the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
     Drawing without replacement: R. Floyd in Bentley, "Programming pearls: a sample of brilliance",
     CACM 30(9), 1987.
 """
 
-import logging
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, event, types
-from numba.extending import intrinsic
 
-logger = logging.getLogger(__name__)
+from gigl_loader.compiled import at_address, jit, mix, prefetch
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-# SplitMix64: the step of its counter (2 ** 64 by the golden ratio) and its two multipliers.
+# The step of SplitMix64's counter: 2 ** 64 by the golden ratio.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 # Another odd number: multiplying by it loses no bit, and consecutive ids end up far apart.
 _NODE = np.uint64(0xD6E8FEB86659FD93)
 WORDS = {8: np.int64, 4: np.int32, 1: np.int8}
@@ -38,74 +26,6 @@ WORDS = {8: np.int64, 4: np.int32, 1: np.int8}
 _LINE_BYTES, _BYTES_AHEAD, _MOST_ROWS_AHEAD = 64, 4096, 16
 # 53 bits: the precision of a float64, so each result is exact and below 1.
 _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
-
-_PURPOSES = {
-    "compiled": "the sampling kernels",
-    "packing_kernels": "kernels that pack ids for other machines",
-    "ppr_kernels": "kernels of personalised PageRank",
-    "tree_kernels": "kernels of disjoint and temporal sampling",
-    "weighted_kernels": "kernels of draws by weight and of LABOR",
-    "kernels": "kernels of the row cache",
-    "id_index": "kernels that look up the ids of tables",
-    "degree_order": "kernels that order nodes by degree",
-    "methods": "kernels that partition tables",
-}
-"""Purpose of a module's kernels, by its name; for the log."""
-
-
-class _SaysThatItCompiles(event.Listener):
-    """Reports that kernels are compiled, once per process for each module of them: it takes time.
-
-    A loader compiles what no other on this machine has; another kind of loader may need more.
-    """
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def on_start(self, event: event.Event) -> None:
-        """Note that Numba compiles: it does not if its cache on disk has the kernel."""
-        kernel = event.data["dispatcher"]
-        package, _, module = kernel.py_func.__module__.rpartition(".")
-        if not package.startswith("gigl_loader") or module in self._said:
-            return
-        self._said.add(module)
-        # a warning, as these show without any logging set-up
-        logger.warning(
-            "compiling %s: a few seconds of one core; kept for later loaders in %s "
-            "(NUMBA_CACHE_DIR says where)",
-            _PURPOSES.get(module, module), kernel.stats.cache_path or "memory",
-        )  # fmt: skip
-
-    def on_end(self, event: event.Event) -> None:
-        """Do nothing: the next output shows that it is over."""
-
-
-event.register("numba:compile", _SaysThatItCompiles())
-
-
-def jit(function: F, **options: Any) -> F:
-    """Compile a kernel when it is first called; Numba keeps it in its cache on disk, if any."""
-    try:
-        return compile_kernel(function, cache=True, **options)
-    except RuntimeError:  # neither the package nor the home directory can be written to
-        logger.warning("no place for Numba's cache: compiling anew; set NUMBA_CACHE_DIR")
-        return compile_kernel(function, cache=False, **options)
-
-
-def compile_kernel(function: F, *, cache: bool, **options: Any) -> F:
-    """Compile a kernel like all of ours; ``options`` are further ones of ``numba.njit``."""
-    # Without the interpreter's lock, so that sampling threads run side by side. Without bounds
-    # checks: the caller checks foreign data (`reader._rows_of`, `reader._check_drawn`).
-    made = numba.njit(nogil=True, cache=cache, boundscheck=False, **options)
-    return made(function)  # type: ignore[no-any-return]
-
-
-@jit
-def mix(value):  # type: ignore[no-untyped-def]
-    """Return a well-mixed uint64 of a uint64."""
-    value = (value ^ (value >> np.uint64(30))) * _MIX_1
-    value = (value ^ (value >> np.uint64(27))) * _MIX_2
-    return value ^ (value >> np.uint64(31))
 
 
 @jit
@@ -305,31 +225,6 @@ def group_by_owner(owners, order, sizes):  # type: ignore[no-untyped-def]
         sizes[owner] += 1
     for owner in range(num_owners - 1, 0, -1):
         sizes[owner] -= sizes[owner - 1]
-
-
-@intrinsic
-def at_address(context, address):  # type: ignore[no-untyped-def]
-    """Return an int64 address as a pointer."""
-
-    def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(values[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), emit
-
-
-@intrinsic
-def prefetch(context, pointer):  # type: ignore[no-untyped-def]
-    """Prefetch the cache line at ``pointer``, without waiting for it."""
-
-    def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
-        number = ir.IntType(32)
-        returns = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], returns)
-        to_read, keep, data = number(0), number(3), number(1)
-        builder.call(prefetch, [values[0], to_read, keep, data])
-        return context.get_dummy_value()
-
-    return types.void(types.voidptr), emit
 
 
 @jit

@@ -1,0 +1,41 @@
+"""What the GPU benchmark measures: names, and sizes. Needs no package."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MARK = "RESULT "
+"""Before the result of a case, in what its process prints."""
+OWN = (
+    "workers", "in process", "on the device", "on the device, features on the host",
+    "on the device, one shape",
+)  # fmt: skip
+"""Our loaders."""
+PEERS = ("graphlearn-torch, CUDA", "GraphBolt", "cuGraph-PyG")
+"""Loaders of other libraries."""
+TRAINING = ("R-GAT, workers", "R-GAT, on the device", "R-GAT, on the device, one shape")
+"""Our loaders, with a model."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured, and at which size."""
+
+    name: str
+    device: str
+    kernels: Any
+    nodes: int
+    degree: int
+    dim: int
+    fanout: tuple[int, ...]
+    batch_size: int
+    warmup: int
+    batches: int
+    windows: int
+    """Times that ``batches`` batches are measured."""
+    workers: int
+    hidden: int = 512
+
+    def to_json(self) -> str:
+        """Return the argument of this script."""
+        return json.dumps(asdict(self))
