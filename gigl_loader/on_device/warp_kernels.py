@@ -21,14 +21,20 @@ from gigl_loader.on_device.device_kernels import (
 from gigl_loader.on_device.warp_programs import (
     PAGE_BITS,
     WORDS,
+    draw_long_rows,
     draw_uniform,
     draw_whole_rows,
     draw_with_replacement,
     enter_keys,
     give_labels,
+    join_long_rows,
     mark_new,
 )
 
+_LONG_ROW, _PARTS = 4096, 128
+"""Edges of a row above which its parts have threads of their own, and how many."""
+_LONG_ROWS, _SCRATCH_BYTES = 1024, 64 << 20
+"""Most of these rows in a draw, further ones have a thread each; memory for what parts choose."""
 _MOST_KNOWN = 4096
 """Descriptors of arrays that are kept: those of a graph, and of rows that are read once."""
 
@@ -105,15 +111,12 @@ class WarpKernels(TorchKernels):
         result = offsets, drawn.counts, drawn.neighbors
         labor = draw.method == "labor"
         if labor or (weights is not None and not replace):
-            values = torch.empty_like(offsets, dtype=torch.float64)
-            self._launch(
-                draw_whole_rows, num_rows, *question, int(labor),
-                self._pages(weights, wp.float32), *indices, values, *result,
-            )  # fmt: skip
+            weight_pages = self._pages(weights, wp.float32)
+            self._draw_whole_rows(request, [*question, int(labor), weight_pages, *indices], drawn)
         elif weights is not None:
             self._launch(
-                draw_with_replacement, num_rows, *question, self._pages(weights, wp.float32),
-                *indices, *result,
+                draw_with_replacement, (num_rows, request.width), *question,
+                self._pages(weights, wp.float32), *indices, *result,
             )  # fmt: skip
         else:
             times = request.times
@@ -126,6 +129,35 @@ class WarpKernels(TorchKernels):
                 None if times is None else request.since, *indices, *result,
             )  # fmt: skip
         return drawn
+
+    def _draw_whole_rows(
+        self, request: DeviceDraw, question: Sequence[Any], drawn: HopDrawn
+    ) -> None:
+        """Draw by weight without replacement, or by LABOR.
+
+        With a thread for each row, a batch would wait for that of a hub. So where there are hubs,
+        parts of a long row have a thread each, and another one joins them.
+        """
+        num_rows, width = drawn.edges.shape
+        num_long = 0
+        # without a fan-out nothing is chosen
+        if request.draw.fanout >= 0 and (request.largest_degree or 0) > _LONG_ROW:
+            room = _SCRATCH_BYTES // (_PARTS * width * 16)  # a value and a position each
+            num_long = min(num_rows, _LONG_ROWS, room)
+        result = drawn.edges, drawn.counts, drawn.neighbors
+        values = torch.empty_like(drawn.edges, dtype=torch.float64)
+        long_rows = torch.zeros(1 + num_long, dtype=torch.int32, device=self.device)
+        self._launch(draw_whole_rows, num_rows, *question, values, _LONG_ROW, long_rows, *result)
+        if not num_long:
+            return
+        parts = torch.empty((num_long * _PARTS, width), dtype=torch.float64, device=self.device)
+        scratch = parts, torch.empty_like(parts, dtype=torch.int64)
+        sizes = torch.empty((num_long, _PARTS), dtype=torch.int32, device=self.device)
+        self._launch(draw_long_rows, (num_long, _PARTS), *question, long_rows, *scratch, sizes)
+        indices = question[-2:]
+        self._launch(
+            join_long_rows, num_long, long_rows, *scratch, sizes, *indices, values, *result
+        )
 
     def gather(self, values: Tensor, rows: Tensor) -> Tensor:
         """Return ``values[rows]``; a GPU reads values in pinned memory of the host in place.

@@ -358,36 +358,55 @@ def _weight_at(weights: wp.array2d[wp.float32], position: wp.int64) -> wp.float3
     return weights[_page(position), _place(position)]
 
 
-@wp.kernel
-def draw_whole_rows(
-    indptr: wp.array[wp.int64],
-    rows: wp.array[wp.int64],
-    ids: wp.array[wp.int64],
-    keys: wp.array[wp.uint64],
+@wp.func
+def _copies_before(
+    narrow: wp.array2d[wp.int32], wide: wp.array2d[wp.int64], start: wp.int64, position: wp.int64
+) -> wp.int64:
+    """Return how many edges before ``position`` lead to the neighbour of the one before it."""
+    copies = wp.int64(0)
+    if position > start:
+        neighbor = _neighbor_at(narrow, wide, position - wp.int64(1))
+        first = position - wp.int64(1)
+        while first >= start:
+            if _neighbor_at(narrow, wide, first) != neighbor:
+                break
+            first = first - wp.int64(1)
+            copies = copies + wp.int64(1)
+    return copies
+
+
+@wp.func
+def _choose(
+    start: wp.int64,
+    begin: wp.int64,
+    stop: wp.int64,
+    key: wp.uint64,
+    node: wp.int64,
     labor: wp.int32,
     weights: wp.array2d[wp.float32],
     narrow: wp.array2d[wp.int32],
     wide: wp.array2d[wp.int64],
     values: wp.array2d[wp.float64],
-    offsets: wp.array2d[wp.int64],
-    counts: wp.array[wp.int64],
-    neighbors: wp.array2d[wp.int64],
-) -> None:
-    """Draw by weight without replacement, or by LABOR: the least values of the whole row.
+    items: wp.array2d[wp.int64],
+    place: wp.int32,
+) -> wp.int32:
+    """Choose the least values of the edges from ``begin`` to ``stop`` of a row from ``start``.
 
-    ``values`` is scratch memory of the shape of ``offsets``.
+    They go to row ``place`` of ``values`` and ``items``, in stored order if all are chosen.
+
+    Returns:
+        Their number; -1 - it if they are a heap.
     """
-    i = wp.tid()
-    start = _bound(indptr, rows[i])
-    stop = _bound(indptr, rows[i] + wp.int64(1))
-    width = offsets.shape[1]
-    key = _key_at(keys, i)
-    row = row_key_of(key, ids[i])
+    width = items.shape[1]
+    row = row_key_of(key, node)
     size = wp.int32(0)
     heaped = wp.int32(0)
     copy = wp.int64(0)
     before = wp.int64(-1)
-    position = start
+    if labor != 0 and begin > start:
+        copy = _copies_before(narrow, wide, start, begin) - wp.int64(1)
+        before = _neighbor_at(narrow, wide, begin - wp.int64(1))
+    position = begin
     while position < stop:
         counter = position - start
         if labor != 0:
@@ -403,22 +422,146 @@ def draw_whole_rows(
             if weights.shape[0] > 0:
                 value = exponential_of(value) / wp.float64(weight)
             if size < width:
-                values[i, size] = value
-                offsets[i, size] = position
+                values[place, size] = value
+                items[place, size] = position
                 size = size + 1
             else:
                 # Rows that are drawn whole stay in stored order.
                 if heaped == 0:
-                    _make_heap(values, offsets, i, size)
+                    _make_heap(values, items, place, size)
                     heaped = wp.int32(1)
-                _offer(values, offsets, i, size, value, position)
+                _offer(values, items, place, size, value, position)
         position = position + wp.int64(1)
-    counts[i] = wp.int64(size)
     if heaped != 0:
+        return wp.int32(-1) - size
+    return size
+
+
+@wp.kernel
+def draw_whole_rows(
+    indptr: wp.array[wp.int64],
+    rows: wp.array[wp.int64],
+    ids: wp.array[wp.int64],
+    keys: wp.array[wp.uint64],
+    labor: wp.int32,
+    weights: wp.array2d[wp.float32],
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
+    values: wp.array2d[wp.float64],
+    longest: wp.int32,
+    long_rows: wp.array[wp.int32],
+    offsets: wp.array2d[wp.int64],
+    counts: wp.array[wp.int64],
+    neighbors: wp.array2d[wp.int64],
+) -> None:
+    """Draw by weight without replacement, or by LABOR: the least values of the whole row.
+
+    ``values`` is scratch memory of the shape of ``offsets``. Rows of more than ``longest`` edges
+    are left to `draw_long_rows`: their number goes to ``long_rows[0]``, and they behind it. Rows
+    that find no room there, in whatever order threads come, are drawn here: the draw is the same.
+    """
+    i = wp.tid()
+    start = _bound(indptr, rows[i])
+    stop = _bound(indptr, rows[i] + wp.int64(1))
+    if stop - start > wp.int64(longest):
+        place = wp.atomic_add(long_rows, 0, wp.int32(1)) + wp.int32(1)
+        if place < long_rows.shape[0]:
+            long_rows[place] = i
+            return
+    key = _key_at(keys, i)
+    size = _choose(
+        start, start, stop, key, ids[i], labor, weights, narrow, wide, values, offsets, i
+    )
+    if size < 0:
+        size = wp.int32(-1) - size
         _sort_by_position(values, offsets, i, size)
-    for j in range(size, width):
+    counts[i] = wp.int64(size)
+    for j in range(size, offsets.shape[1]):
         offsets[i, j] = wp.int64(0)
     _write_neighbors(offsets, size, i, narrow, wide, neighbors)
+
+
+@wp.kernel
+def draw_long_rows(
+    indptr: wp.array[wp.int64],
+    rows: wp.array[wp.int64],
+    ids: wp.array[wp.int64],
+    keys: wp.array[wp.uint64],
+    labor: wp.int32,
+    weights: wp.array2d[wp.float32],
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
+    long_rows: wp.array[wp.int32],
+    part_values: wp.array2d[wp.float64],
+    part_items: wp.array2d[wp.int64],
+    part_sizes: wp.array2d[wp.int32],
+) -> None:
+    """Choose the least values of a part of a long row; a thread for each part.
+
+    Part ``p`` of the k-th row goes to row ``k * parts + p`` of the scratch memory.
+    """
+    k, p = wp.tid()  # type: ignore[misc]
+    if k < long_rows[0]:
+        i = long_rows[k + 1]
+        start = _bound(indptr, rows[i])
+        stop = _bound(indptr, rows[i] + wp.int64(1))
+        parts = wp.int64(part_sizes.shape[1])
+        step = (stop - start + parts - wp.int64(1)) / parts
+        begin = wp.min(start + wp.int64(p) * step, stop)
+        end = wp.min(begin + step, stop)
+        size = _choose(
+            start, begin, end, _key_at(keys, i), ids[i], labor, weights, narrow, wide,
+            part_values, part_items, k * part_sizes.shape[1] + p,
+        )  # fmt: skip
+        if size < 0:
+            size = wp.int32(-1) - size
+        part_sizes[k, p] = size
+
+
+@wp.kernel
+def join_long_rows(
+    long_rows: wp.array[wp.int32],
+    part_values: wp.array2d[wp.float64],
+    part_items: wp.array2d[wp.int64],
+    part_sizes: wp.array2d[wp.int32],
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
+    values: wp.array2d[wp.float64],
+    offsets: wp.array2d[wp.int64],
+    counts: wp.array[wp.int64],
+    neighbors: wp.array2d[wp.int64],
+) -> None:
+    """Choose the least values of all parts of a long row; a thread for each of these rows."""
+    k = wp.tid()
+    if k < long_rows[0]:
+        i = long_rows[k + 1]
+        width = offsets.shape[1]
+        size = wp.int32(0)
+        heaped = wp.int32(0)
+        for p in range(part_sizes.shape[1]):
+            place = k * part_sizes.shape[1] + p
+            for j in range(part_sizes[k, p]):
+                value = part_values[place, j]
+                item = part_items[place, j]
+                if size < width:
+                    values[i, size] = value
+                    offsets[i, size] = item
+                    size = size + 1
+                else:
+                    if heaped == 0:
+                        _make_heap(values, offsets, i, size)
+                        heaped = wp.int32(1)
+                    # Items of a part are in no order: of equal values the earlier one stays.
+                    values_last = values[i, 0]
+                    if value < values_last or (value == values_last and item < offsets[i, 0]):
+                        values[i, 0] = value
+                        offsets[i, 0] = item
+                        _sift_down(values, offsets, i, 0, size)
+        _sort_by_position(values, offsets, i, size)
+        counts[i] = wp.int64(size)
+        for j in range(size, width):
+            offsets[i, j] = wp.int64(0)
+        _write_neighbors(offsets, size, i, narrow, wide, neighbors)
 
 
 @wp.kernel
@@ -434,34 +577,34 @@ def draw_with_replacement(
     counts: wp.array[wp.int64],
     neighbors: wp.array2d[wp.int64],
 ) -> None:
-    """Draw neighbours of a row by weight with replacement; a thread for each row."""
-    i = wp.tid()
+    """Draw a neighbour of a row by weight with replacement; a thread for each draw.
+
+    Sums depend on the order of additions, so no part of a row can be added apart. The draws of a
+    row are neighbouring threads, which read the same weights at the same time.
+    """
+    i, j = wp.tid()  # type: ignore[misc]
     start = _bound(indptr, rows[i])
     stop = _bound(indptr, rows[i] + wp.int64(1))
-    width = offsets.shape[1]
     total = wp.float64(0.0)
     position = start
     while position < stop:
         total = total + wp.float64(_weight_at(weights, position))
         position = position + wp.int64(1)
-    taken = wp.int32(0)
+    chosen = wp.int64(0)
+    neighbor = wp.int64(-1)
     if total > wp.float64(0.0):
-        taken = width
-    counts[i] = wp.int64(taken)
-    key = _key_at(keys, i)
-    row = row_key_of(key, ids[i])
-    for j in range(width):
-        chosen = wp.int64(0)
-        if taken > 0:
-            goal = unit_of(row, wp.int64(j)) * total
-            # In the same order as above: sums depend on it.
-            running = wp.float64(_weight_at(weights, start))
-            chosen = start
-            while running <= goal and chosen + wp.int64(1) < stop:
-                chosen = chosen + wp.int64(1)
-                running = running + wp.float64(_weight_at(weights, chosen))
-        offsets[i, j] = chosen
-    _write_neighbors(offsets, taken, i, narrow, wide, neighbors)
+        goal = unit_of(row_key_of(_key_at(keys, i), ids[i]), wp.int64(j)) * total
+        # In the same order as above: sums depend on it.
+        running = wp.float64(_weight_at(weights, start))
+        chosen = start
+        while running <= goal and chosen + wp.int64(1) < stop:
+            chosen = chosen + wp.int64(1)
+            running = running + wp.float64(_weight_at(weights, chosen))
+        neighbor = _neighbor_at(narrow, wide, chosen)
+    offsets[i, j] = chosen
+    neighbors[i, j] = neighbor
+    if j == 0:
+        counts[i] = wp.where(total > wp.float64(0.0), wp.int64(offsets.shape[1]), wp.int64(0))
 
 
 # -- labels ----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gigl_loader import compiled
 from gigl_loader.dataset.view import Adjacency, TimeOrder
+from gigl_loader.on_device import warp_kernels
 from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels, TypedPlaces
 from gigl_loader.on_device.torch_numbers import mix, signed
 from gigl_loader.on_device.warp_kernels import WarpKernels
@@ -68,6 +69,54 @@ def test_each_row_may_have_a_key_of_its_own(kernels: TorchKernels, how: dict[str
     assert together.edges.tolist() == torch.cat([drawn.edges for drawn in apart]).tolist()
     for question in alone:
         question.check(kernels, np.zeros(question.ids.size, bool))
+
+
+@pytest.fixture
+def short_rows_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warp_kernels, "_LONG_ROW", 2)
+    monkeypatch.setattr(warp_kernels, "_PARTS", 3)
+    monkeypatch.setattr(warp_kernels, "_LONG_ROWS", 4)  # others are drawn by one thread
+
+
+@pytest.mark.usefixtures("short_rows_are_long")
+def test_long_rows_in_parts_are_those_of_the_cpu() -> None:
+    """Rows of all lengths around that of a part, with parallel edges across its end."""
+    rng, kernels = np.random.default_rng(4), WarpKernels(CPU)
+    degrees = np.concatenate([np.arange(25), rng.integers(0, 60, 25)])
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    for most in (3, 2**40):  # few neighbours: parallel edges, and so equal numbers of LABOR
+        indices = rng.integers(0, most, indptr[-1])
+        for start, stop in itertools.pairwise(indptr):
+            indices[start:stop].sort()
+        weights = rng.integers(0, 3, indices.size).astype(np.float32)
+        view = view_of(Adjacency(indptr, indices, None, weights, first_edge=0), 50)
+        for how in HOWS[2:]:
+            for fanout, ids in itertools.product((1, 4, 30), (rng.permutation(50), [49, 30, 24])):
+                question = Question(view, draw_of(fanout, 77, **how), np.array(ids), None)
+                question.check(kernels, np.zeros(len(ids), bool))
+
+
+def test_a_hub_does_not_occupy_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of its row have a thread each; a graph without hubs has no further launch."""
+    launched: list[tuple[str, Any]] = []
+    launch = WarpKernels._launch
+
+    def noting(self: WarpKernels, kernel: Any, threads: Any, *inputs: Any) -> None:
+        launched.append((kernel.key, threads))
+        launch(self, kernel, threads, *inputs)
+
+    monkeypatch.setattr(WarpKernels, "_launch", noting)
+    for degree, wanted in (
+        (4096, [("draw_whole_rows", 1)]),
+        (200_000, [("draw_whole_rows", 1), ("draw_long_rows", (1, 128)), ("join_long_rows", 1)]),
+    ):
+        indices = np.arange(degree)
+        weights = np.random.default_rng(0).exponential(1, degree).astype(np.float32)
+        view = view_of(Adjacency(np.array([0, degree]), indices, None, weights, first_edge=0), 1)
+        draw = draw_of(15, 9, with_weight=True)
+        Question(view, draw, np.array([0]), None).check(WarpKernels(CPU), np.zeros(1, bool))
+        assert launched == wanted
+        launched.clear()
 
 
 def test_hubs_and_many_rows() -> None:
@@ -131,20 +180,36 @@ def test_edges_past_two_thousand_million(tmp_path: Path) -> None:
         question.check(TorchKernels(CPU), np.zeros(len(ids), bool), largest_degree=second)
 
 
+LARGER, LARGE, SMALL = 0x1E123456789ABC, 0xF123456789ABC, 0x123456789AB
+
+
+def _twins(number: int, key: int, count: int) -> list[int]:
+    """Return neighbours whose 53 bits under ``key`` are ``number``, by undoing the hash."""
+    made = (_neighbor_of(number << 11 | low, key) for low in range(2048))
+    return list(itertools.islice((one for one in made if one < 2**63), count))
+
+
 def test_of_equal_numbers_the_earlier_position_is_drawn() -> None:
     """Two neighbours whose 53 bits are equal are made by undoing the hash; chance makes none."""
     key = 2**63 + 5
-    large, small = 0xF123456789ABC, 0x123456789AB
-    twins = [one for low in range(2048) if (one := _neighbor_of(large << 11 | low, key)) < 2**63]
-    other = next(
-        one for low in range(2048) if (one := _neighbor_of(small << 11 | low, key)) < 2**63
-    )
-    indices = np.array([twins[0], twins[1], other])
+    indices = np.array([*_twins(LARGE, key, 2), *_twins(SMALL, key, 1)])
     view = view_of(Adjacency(np.array([0, 3]), indices, None, None, first_edge=0), 1)
     question = Question(view, draw_of(2, key, method="labor"), np.zeros(1, np.int64), None)
     assert question.on_cpu()[0].tolist() == [0, 2]
     for kernels in ALL:
         question.check(kernels, np.zeros(1, bool))
+
+
+@pytest.mark.usefixtures("short_rows_are_long")
+def test_of_equal_numbers_of_a_part_the_earlier_position_is_drawn() -> None:
+    """A part's choice is in no order: the later one of two equal numbers may come first."""
+    key = 2**63 + 5
+    larger = _twins(LARGER, key, 6)
+    indices = np.array([*_twins(SMALL, key, 1), *larger[:2], *_twins(LARGE, key, 2), *larger[2:]])
+    view = view_of(Adjacency(np.array([0, 9]), indices, None, None, first_edge=0), 1)
+    question = Question(view, draw_of(2, key, method="labor"), np.zeros(1, np.int64), None)
+    assert question.on_cpu()[0].tolist() == [0, 3]
+    question.check(WarpKernels(CPU), np.zeros(1, bool))
 
 
 def _neighbor_of(bits: int, key: int) -> int:

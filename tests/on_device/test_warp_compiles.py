@@ -19,6 +19,8 @@ def test_all_kernels_compile_for(arch: int, tmp_path: Path) -> None:
     kernels = [
         "draw_uniform",
         "draw_whole_rows",
+        "draw_long_rows",
+        "join_long_rows",
         "draw_with_replacement",
         "enter_keys",
         "mark_new",
