@@ -1,4 +1,3 @@
-from gigl_loader._glt import NodeSamplerInput as NodeSamplerInput
 from gigl_loader.client.dataset import RemoteDistDataset as RemoteDistDataset
 from gigl_loader.collate.check_padding import check_padding as check_padding
 from gigl_loader.collate.padding import padding_sizes as padding_sizes
@@ -65,6 +64,7 @@ from gigl_loader.options import FeatureStoreOptions as FeatureStoreOptions
 from gigl_loader.options import KHopNeighborSamplerOptions as KHopNeighborSamplerOptions
 from gigl_loader.options import PPRSamplerOptions as PPRSamplerOptions
 from gigl_loader.options import SamplerOptions as SamplerOptions
+from gigl_loader.source.node_input import NodeSamplerInput as NodeSamplerInput
 from gigl_loader.source.remote_dataset import ABLPInputNodes as ABLPInputNodes
 from gigl_loader.tables.partition_tables import partition_tables as partition_tables
 from gigl_loader.tables.spec import EdgeTable as EdgeTable

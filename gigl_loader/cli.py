@@ -18,7 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "diagnose": ("gigl_loader.diagnose:main", "check this machine, and try a loader"),
     "partition": (
         "gigl_loader.commands.partitioning:main",
-        "partition tables, or a saved PyG graph",
+        "partition tables, or a graph of another library",
     ),
     "plan": ("gigl_loader.commands.planning:main", "predict machines, memory and speed"),
     "infer": ("gigl_loader.commands.infer:main", "run a model on the whole graph"),

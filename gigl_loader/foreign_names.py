@@ -101,7 +101,7 @@ _SUBGRAPHS = (
 )
 
 _LOGGER = 'logging.getLogger(__name__); loggers here are below "gigl_loader"'
-_TYPE_VARIABLE = "typing.TypeVar makes one"
+_TYPE_VARIABLE = "a type variable of your own"
 _PPR = "PPRSamplerOptions(...) of a loader; batches then have the edges in their stores"
 _SERVERS_OWN = "loaders and servers make it themselves; DistServer has the calls"
 _LABELS = "batches of DistABLPLoader have y_positive and y_negative; use_label_edge_index_output="
@@ -218,7 +218,7 @@ ADVICE: dict[str, dict[str, str]] = {
         "PPRResult SampledEdgeResult DistPPRNeighborSampler",
         _PPR,
     ),
-    "gigl_loader.distributed_neighborloader": {"flush": "print(..., flush=True)"},
+    "gigl_loader.distributed_neighborloader": {"flush": "flush= of print"},
     "gigl_loader.graph_store.compute": {"R": _TYPE_VARIABLE},
     "gigl_loader.graph_store.dist_server": {
         "SERVER_EXIT_STATUS_CHECK_INTERVAL": f"a server waits by itself: {_SERVE}",

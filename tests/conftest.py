@@ -37,6 +37,7 @@ settings.register_profile(
 settings.load_profile("gigl_loader")
 
 
+@pytest.hookimpl(trylast=True)  # once it is known which tests run
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch  # here: the process that only hands tests to others needs none of it
     from support import glt
@@ -57,14 +58,16 @@ def _long_ones_first(items: list[pytest.Item]) -> None:
     """Let each process that runs tests begin with long ones: short ones fill the end.
 
     Each is given a run of ``items`` of equal length at first, so these are dealt like cards: the
-    longest tests, then files whose tests start processes, then the others.
+    longest tests, then files whose tests start processes, then the others. A hand has just that
+    length: the first tests of a longer one would be the last that the process before it runs.
     """
-    hands: list[list[pytest.Item]] = [
-        [] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-    ]
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    # as pytest-xdist cuts them
+    lengths = [(len(items) + position) // count for position in range(count)]
+    hands: list[list[pytest.Item]] = [[] for _ in lengths]
     longest = [item for item in items if item.get_closest_marker("longest")]
     for position, item in enumerate(longest):
-        hands[position % len(hands)].append(item)
+        hands[position % count].append(item)
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         if item not in longest:
@@ -72,6 +75,10 @@ def _long_ones_first(items: list[pytest.Item]) -> None:
     starts = {item.path for item in items if item.get_closest_marker("multiprocess")}
     for path in sorted(files, key=lambda path: path not in starts):
         min(hands, key=len).extend(files[path])  # a file stays together: its fixtures are shared
+    spare = [hand.pop() for hand, length in zip(hands, lengths, strict=True)
+             for _ in range(len(hand) - length)]  # fmt: skip
+    for hand, length in zip(hands, lengths, strict=True):
+        hand.extend(spare.pop() for _ in range(length - len(hand)))
     items[:] = chain(*hands)
 
 

@@ -68,7 +68,8 @@ def test_a_module_of_gigl_is_a_module(module: str) -> None:
     found = importlib.import_module(_path(module))
     assert found.__all__ == sorted(MODULES[module])
     assert set(found.__all__) <= set(dir(found))
-    exec(f"from {found.__name__} import *", here := {})
+    here: dict[str, Any] = {}
+    exec(f"from {found.__name__} import *", here)
     assert set(found.__all__) <= set(here)
     with pytest.raises(ImportError, match="cannot import name 'Unheard' from"):
         exec(f"from {found.__name__} import Unheard")

@@ -32,22 +32,96 @@ DOWNWARD = {
     ("diagnose.py", "memory"): "the same",
     ("diagnose.py", "_glt"): "the same",
     ("diagnose.py", "workers"): "the same",
+    ("diagnose.py", "on_device"): "the same",
 }
 """Imports against the order that are wanted, each with its reason."""
 
 FACES = {
+    "transport": {
+        # both ends of a connection: what they call and answer, and who may
+        "": "Caller End IncomingArray Listener Method Mode Peer Reply SILENCE_S Security "
+        "address_towards codec free_port free_ports into_array is_loopback own_address "
+        "refuse_loopback_name sockets",
+        "reply": "Into",
+        # a message as bytes; a failure as a message
+        "codec": "ARRAY_EXTENSION Array decode encode read_header",
+        "failures": "Failure describe fresh_copy rebuild",
+        # certificates and tokens for commands, and their names in an environment
+        "certs": "make_folder token",
+        "security": "INSECURE_VARIABLE TLS_DIR_VARIABLE TOKEN_VARIABLE",
+        # a page of metrics; what stands in for a listener; a port that is asked for
+        "pages": "Pages",
+        "listener": "random_incarnation",
+        "sockets": "is_free",
+    },
+    "memory": {
+        # memory as arrays and as tensors
+        "segments": "Array align array_in nbytes_of storage_dtype",
+        "tensors": "Offered as_array bytes_of dtype_name dtype_named each_tensor empty_shared "
+        "give_back_freed map_file mapping_of share_tensor tensor_in",
+        # where a message lies: slots of workers, leases of who reads it
+        "slots": "Layout SlotWriter Written layout_of write_fields",
+        "leases": "BufferPool MessageMemory Packed ServerMemory ShmChannel own_messages "
+        "payload_bytes tensors_over",
+        # memory that processes of a machine share, and their lock
+        "same_host": "HostMark Mappings Mark Offer Region read_offers",
+        "mutex": "Mutex",
+        "": "read_ahead same_host segments tensors",
+    },
+    "dataset": {
+        # a graph: whole, and as the view of a partition that samplers read
+        "local": "DistDataset",
+        "view": "A Adjacency Book Matrix Owner PartitionView ROW_KINDS Row Rows TimeOrder earlier "
+        "keys_of owner_of",
+        "placement": "Placement",
+        "schema": "DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE DatasetSchema "
+        "EdgeDir EdgeType FeatureInfo FilePath NEIGHBOR_TIME NodeType SPLITS Split "
+        "check_type_names edge_type_str glt_edge_type is_label_edge_type "
+        "label_to_message_passing message_passing_to_negative_label "
+        "message_passing_to_positive_label plain_edge_type reverse_edge_type row_type",
+        # edges and rows of given ids, and who has which
+        "adjacency": "EdgeBlock all_edges block_of edges_of",
+        "lookup": "Kind RowLookup check_ids num_ids_of widened",
+        "by_type": "Counts EdgeInfo NodeInfo",
+        "split_ids": "names_of",
+        "build": "owned_ids",
+        "identity": "GAMMA GraphIdentity Share WHOLE check_enough check_held check_position "
+        "content_digest digest_of holders_of mixed shares_of",
+        # directories of partitions: for tables, which write them, and for commands
+        "partition_graph": "partition_graph",
+        "directory": "FORMATS Format LOCK ORDERS RowOrder check_format check_order check_target "
+        "clear_killed lock_of only_writer",
+        "mapped": "ArraySpec EDGE_ROWS LOOKUPS PARQUET Part is_mapped_format rows_at",
+        "mapped_writer": "PartFiles allow_files index_type new_file seal write_array write_npy "
+        "write_numbers",
+        "disk": "bytes_to_read count_partitions",
+        "progress": "ProgressLine",
+        "": "disk view_writer",
+    },
+    "wire": {
+        # the server's methods, and how a call becomes messages
+        "signatures": "CALLS DistServer PartitionSignatures",
+        "calls": "Call FeatureInfos PartitionBook TensorMessage dtype_of",
+        # the messages of loaders
+        "requests": "Addresses BatchMessage ByServer EpochRequest FetchAnswer FetchRequest "
+        "GiveBack NOBODY NodeIdsRequest Nothing ProducerRequest RowBook Runs compacted "
+        "select_servers",
+        "batch_shares": "OwnBatches share_of_batches",
+        "payload": "pack_batch unpack_batch wire_bytes",
+        # who takes part
+        "info": "GraphStoreInfo info_of_servers",
+        "membership": "Join MOST_RANKS News PATIENCE_S Role WaitReport Watch check_figures "
+        "check_patience check_same hear",
+    },
     "rowcache": {
         # the cache of a machine, and its size
-        "machine": "MachineRows RowsClaim RowsOffer firsts_of_machines memory_for name_of_rows "
-        "shared_memory",
-        "tables": "RowTable WINDOW by_owner remote_bytes segment_bytes tables_for tables_of",
+        "machine": "MachineRows RowsClaim RowsOffer memory_for name_of_rows shared_memory",
+        "tables": "RowTables WINDOW by_owner",
         # one batch through it: drawn ahead, planned, filled
-        "look_ahead": "AheadMemory AheadTasks DrawnAhead DrawnBatch LookAhead STREAM Waiting "
-        "copy_drawn",
+        "look_ahead": "AheadMemory AheadTasks DrawnAhead DrawnBatch LookAhead Waiting copy_drawn",
         "pipeline": "Filling NOT_PLANNED Pipeline READY_S",
         # the cache alone, for slots that lie elsewhere; its kernels, for the supervisor
-        "cache": "MISSING RowCache",
-        "": "cache",
+        "cache": "RowCache",
     },
     "sampler": {
         # for loaders: which sampler, and what its batches may be

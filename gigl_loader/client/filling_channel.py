@@ -35,7 +35,7 @@ from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead, DrawnBatch, LookAhead, copy_drawn
 from gigl_loader.rowcache.machine import MachineRows, memory_for
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, READY_S, Filling, Pipeline
-from gigl_loader.rowcache.tables import by_owner, tables_of
+from gigl_loader.rowcache.tables import RowTables, by_owner
 from gigl_loader.sampler.row_exchange import LaterRows, Split, read_rows_apart
 from gigl_loader.threads import new_thread
 
@@ -334,7 +334,7 @@ class FillingChannel:
         matrices = {owner: owned for owner, owned in matrices.items() if sizes[owner]}
         if not matrices:
             return
-        tables = tables_of(matrices, sizes, sizes, options.size)
+        tables = RowTables.of(matrices, sizes, sizes, options.size)
         # other loaders may keep other matrices there: then this one keeps its rows to itself
         self._cache = memory_for(tables, self._machine_rows).rows
         self._pipeline = self._pipeline_of(self._questions, self._cache, self._cache.join())

@@ -33,7 +33,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.options import SourceOptions
 from gigl_loader.ranks import check_same_options
-from gigl_loader.rowcache.machine import RowsOffer, firsts_of_machines
+from gigl_loader.rowcache.machine import RowsOffer
 from gigl_loader.seeds import SeedSummary, check_each_once, check_same_seeds
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.transport.failures import Failure, rebuild
@@ -419,7 +419,7 @@ def agree_on_terms(proposals: list[Proposal]) -> Terms:
         for key, ranks in by_key.items()
         if len(ranks) > 1
     ]  # fmt: skip
-    rows = firsts_of_machines([proposal.rows for proposal in proposals])
+    rows = RowsOffer.firsts([proposal.rows for proposal in proposals])
     return Terms(sharing, proposals[0].options, rows=rows)
 
 

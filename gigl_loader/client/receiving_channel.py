@@ -23,7 +23,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.memory.leases import BufferPool
-from gigl_loader.memory.same_host import Mappings, sees
+from gigl_loader.memory.same_host import Mappings
 from gigl_loader.message import Attempt, Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.wire.requests import EpochRequest, FetchAnswer, Runs
@@ -189,8 +189,8 @@ class RemoteReceivingChannel(ChannelBase):
         for one, answer in asked:
             what = f"the way to the memory of {one.name}"
             left = deadline - time.monotonic()
-            one.same_host = answer is not None and sees(
-                result_of(answer, left, what, self._timeout_s)
+            one.same_host = (
+                answer is not None and result_of(answer, left, what, self._timeout_s).is_seen()
             )
 
     def _reset(self) -> None:

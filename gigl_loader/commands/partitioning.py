@@ -1,7 +1,8 @@
-"""``gigl-loader partition``: tables, or a saved PyG graph, to partitions, from the shell.
+"""``gigl-loader partition``: tables, or a graph of another library, to partitions, from the shell.
 
-A graph is a `Data` or `HeteroData` that ``torch.save`` wrote. Tables are described in a YAML file,
-or for a graph of one type by flags::
+``--pyg`` names a `Data` or `HeteroData` that ``torch.save`` wrote, ``--from`` the library that
+wrote a graph or its partitions. Tables are described in a YAML file, or for a graph of one type by
+flags::
 
     nodes:
       user: {source: users/*.parquet, id: name, features: x, label: y, split: split}
@@ -34,6 +35,11 @@ _OF_GRAPHS = (
     "time_attr", "order", "feature_dtype",
 )  # fmt: skip
 """Options that a saved graph has, too."""
+_LIBRARIES = ("dgl", "pyg", "gigl", "glt")
+_OF_TABLES = (
+    "pyg", "nodes", "edges", "id", "split", "partition_column", "src", "dst",
+)  # fmt: skip
+"""Options that a graph of another library lacks: its files say what these do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,17 +48,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if args.pyg is not None:
+            _check_count(args)
             _check_for_graph(parser, args)
             # Imports torch, which tables do not need.
             from gigl_loader.commands.saved_graph import partition_saved_graph
 
             print(partition_saved_graph(args))
             return 0
+        if args.library is not None:
+            _check_for_library(parser, args)
+            from gigl_loader.commands.foreign import partition_foreign
+
+            print(partition_foreign(args))
+            return 0
+        _check_count(args)
         nodes, edges, options = _tables(args)
         # A flag that was not given is None, and leaves the value of the file.
         options |= {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
         report = partition_tables(
-            nodes, edges, args.num_partitions, args.root, method=args.method,
+            nodes, edges, args.num_partitions, args.root, method=args.method or METHODS[0],
             edge_dir=args.edge_dir, seed=args.seed, memory=args.memory, scratch=args.scratch,
             threads=args.threads, drop_dangling=args.drop_dangling, overwrite=args.overwrite,
             progress=not args.quiet, format=args.format, engine=args.engine, **options,
@@ -95,6 +109,22 @@ def _check_for_graph(parser: argparse.ArgumentParser, args: argparse.Namespace) 
         raise ConfigError(f"--pyg takes no options of tables: leave out {', '.join(given)}")
 
 
+def _check_for_library(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse options that mean nothing for a graph of another library."""
+    if args.tables is None:
+        raise ConfigError(f"--from {args.library} needs the path of what it wrote")
+    given = [n for n in _OF_TABLES if getattr(args, n) != parser.get_default(n)]
+    if given:
+        raise ConfigError(
+            f"--from takes no options of tables: leave out {', '.join(map(_option, given))}"
+        )
+
+
+def _check_count(args: argparse.Namespace) -> None:
+    if args.num_partitions is None:
+        raise ConfigError("give --num-partitions, the number of partitions to write")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gigl-loader partition",
@@ -103,16 +133,23 @@ def _parser() -> argparse.ArgumentParser:
         "--num-partitions 4 --memory 4GB",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("tables", nargs="?", help="YAML file that describes the tables")
+    parser.add_argument("tables", nargs="?", metavar="PATH",
+                        help="YAML file that describes the tables; with --from, what its library "
+                        "wrote")  # fmt: skip
+    parser.add_argument("--from", dest="library", choices=_LIBRARIES,
+                        help="library that wrote PATH: the JSON file of DGL's or GraphStorm's "
+                        "partitions, the directory of PyG's Partitioner or graphlearn-torch's, or "
+                        "the YAML file of a GiGL task")  # fmt: skip
     parser.add_argument("--pyg", metavar="FILE", help="a Data or HeteroData that torch.save wrote, "
                         "in place of tables")  # fmt: skip
     parser.add_argument("--root", required=True, help="directory to write")
-    parser.add_argument("--num-partitions", type=int, required=True, help="number of partitions")
+    parser.add_argument("--num-partitions", type=int, help="number of partitions; with --from "
+                        "dgl, pyg and glt: left out to keep theirs")  # fmt: skip
     parser.add_argument(
         "--method",
         choices=METHODS,
-        default="contiguous",
-        help="who owns a node (default contiguous); column and ldg: for tables",
+        help="who owns a node (default contiguous; with --from dgl and pyg as there); column and "
+        "ldg: for tables",
     )
     parser.add_argument("--edge-dir", choices=("in", "out"), default="in",
                         help="direction in which loaders walk edges (default in)")  # fmt: skip

@@ -25,7 +25,8 @@ def partition_saved_graph(args: argparse.Namespace) -> str:
     """Partition the graph of ``--pyg`` by the options of the command; return what was written."""
     started = time.monotonic()
     partition_graph(
-        read_saved_graph(Path(args.pyg)), args.num_partitions, args.root, method=args.method,
+        read_saved_graph(Path(args.pyg)), args.num_partitions, args.root,
+        method=args.method or "contiguous",
         edge_dir=args.edge_dir, seed=args.seed, progress=not args.quiet, format=args.format,
         overwrite=args.overwrite, time_attr=args.time_attr, feature_dtype=args.feature_dtype,
         order=args.order or "ids",

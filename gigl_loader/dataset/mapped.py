@@ -194,6 +194,26 @@ class Part:
         yield from ((self.path(name), spec) for name, spec in self.arrays.items())
         yield from ((self.folder / name, spec) for name, spec in self.files.items())
 
+    def array(self, name: str) -> Array:
+        """Return an array of the manifest, mapped: its numbers, or their bits."""
+        spec, path = self.arrays[name], self.path(name)
+        dtype = storage_dtype(spec.dtype)
+        # mmap(2) refuses an empty file; a partition may lack a type
+        empty = spec.nbytes == 0
+        return np.empty(spec.shape, dtype) if empty else np.memmap(path, dtype, "r", 0, spec.shape)
+
+    def note_array(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        """Enter an array that is written piece by piece; create its file if it has no bytes."""
+        # otherwise no writer would create an empty file that the manifest names
+        if not self.path(name).exists():
+            self.path(name).parent.mkdir(parents=True, exist_ok=True)
+            self.path(name).touch()
+        self.arrays[name] = ArraySpec(dtype, shape)
+
+    def note_file(self, name: str) -> None:
+        """Enter a file of another kind; ``name``: its path below the folder."""
+        self.files[name] = ArraySpec("uint8", ((self.folder / name).stat().st_size,))
+
 
 @dataclass(frozen=True)
 class Header:
@@ -382,12 +402,3 @@ def _part_of(content: Mapping[str, Any], path: Path) -> Part:
         if len(spec.blake2b) != blocks or min(spec.shape, default=0) < 0:
             raise ConfigError(f"{path} is damaged: {name} has {len(spec.blake2b)} checksums")
     return Part(path.parent, body.arrays, body.ranges, body.files)
-
-
-def open_array(part: Part, name: str) -> Array:
-    """Return an array of a manifest, mapped: its numbers, or their bits."""
-    spec, path = part.arrays[name], part.path(name)
-    dtype = storage_dtype(spec.dtype)
-    # mmap(2) refuses an empty file; a partition may lack a type
-    empty = spec.nbytes == 0
-    return np.empty(spec.shape, dtype) if empty else np.memmap(path, dtype, "r", 0, spec.shape)

@@ -78,19 +78,6 @@ def write_array(part: Part, name: str, array: Array, dtype: str = "") -> None:
     part.arrays[name] = ArraySpec(dtype or array.dtype.name, tuple(array.shape))
 
 
-def note_array(part: Part, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-    """Enter an array that is written piece by piece; create its file if it has no bytes."""
-    # otherwise no writer would create an empty file that the manifest names
-    if not part.path(name).exists():
-        new_file(part.path(name)).close()
-    part.arrays[name] = ArraySpec(dtype, shape)
-
-
-def note_file(part: Part, name: str) -> None:
-    """Enter a file of another kind; ``name``: its path below the folder."""
-    part.files[name] = ArraySpec("uint8", ((part.folder / name).stat().st_size,))
-
-
 class PartFiles(ExitStack):
     """The files of one array in all partitions, written at any offset, until it is closed.
 

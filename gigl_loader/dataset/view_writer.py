@@ -23,7 +23,7 @@ from gigl_loader.dataset.mapped import (
     rows_at,
     write_manifest,
 )
-from gigl_loader.dataset.mapped_writer import index_type, note_file, seal, write_array
+from gigl_loader.dataset.mapped_writer import index_type, seal, write_array
 from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import (
     SPLITS,
@@ -108,7 +108,7 @@ def _keep_original_ids(shared: Part, source: Path) -> list[NodeType]:
     if header.original_ids:
         shutil.copytree(source / "ids", shared.folder / "ids")
         for path in (shared.folder / "ids").rglob("*.parquet"):
-            note_file(shared, str(path.relative_to(shared.folder)))
+            shared.note_file(str(path.relative_to(shared.folder)))
     return header.original_ids
 
 

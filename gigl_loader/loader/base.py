@@ -36,7 +36,7 @@ from gigl_loader.hooks import returned
 from gigl_loader.loader import process_role, sampling_options
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
 from gigl_loader.loader.foreign import AnswersOthers, check_overrides
-from gigl_loader.loader.glt_attributes import GLTAttributes
+from gigl_loader.loader.glt_attributes import AnswersGLT
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.job_ranks import (
     DistributedRuntimeInfo,
@@ -59,7 +59,7 @@ from gigl_loader.workers.producer import DistSamplingProducer
 logger = logging.getLogger(__name__)
 
 
-class BaseDistLoader(AnswersOthers, GLTAttributes, DistLoader):
+class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
     """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
 
     It sets the attributes of GLT's ``DistLoader.__init__`` without calling it, so that the producer

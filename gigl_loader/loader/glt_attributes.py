@@ -30,7 +30,7 @@ _OF_CONFIG = (
 )  # fmt: skip
 
 
-class GLTAttributes:
+class AnswersGLT:
     """A base of `BaseDistLoader`, which sets what these attributes are made of."""
 
     _shutdowned = True

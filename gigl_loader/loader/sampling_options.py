@@ -16,6 +16,7 @@ from gigl_loader._glt import (
     SamplingConfig,
     SamplingType,
 )
+from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     DatasetSchema,
     EdgeType,
@@ -210,7 +211,9 @@ def _has_edge_values(schema: DatasetSchema) -> bool:
 
 
 def validate_for_weighted_sampling(
-    with_weight: bool, dataset: Any, sampler_options: SamplerOptions | None = None
+    with_weight: bool,
+    dataset: Dataset | RemoteDataset,
+    sampler_options: SamplerOptions | None = None,
 ) -> None:
     """Check that a dataset can be sampled by weight, as GiGL's method does.
 
@@ -226,8 +229,11 @@ def validate_for_weighted_sampling(
         return
     if isinstance(sampler_options, PPRSamplerOptions):
         raise ConfigError(PPR_IS_UNWEIGHTED)
-    here = hasattr(dataset, "has_edge_weights")
-    if not (dataset.has_edge_weights if here else dataset.fetch_edge_weights_registered()):
+    if isinstance(dataset, Dataset):
+        has_weights = DistDataset.wrap(dataset).has_edge_weights
+    else:
+        has_weights = dataset.fetch_edge_weights_registered()
+    if not has_weights:
         raise ConfigError(
             "with_weight=True, but no edge type of the dataset has weights: give the graph an "
             "edge_weight attribute, or sample without weights"

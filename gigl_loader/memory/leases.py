@@ -34,7 +34,7 @@ from torch import Tensor
 from gigl_loader._glt import ChannelBase
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.memory import segments
-from gigl_loader.memory.same_host import Region, region_of
+from gigl_loader.memory.same_host import Region
 from gigl_loader.memory.slots import Layout, SlotWriter, Written, layout_of, write_fields
 from gigl_loader.memory.tensors import as_array, dtype_name, tensor_in
 from gigl_loader.message import Field, SampleMessage
@@ -252,7 +252,7 @@ class LeaseTable:
             slot = state.slots[number]
             assert slot.fd is not None, "a table that lends keeps descriptors"
             state.lent.add(number)
-            return region_of(slot.fd, slot.nbytes)
+            return Region.of(slot.fd, slot.nbytes)
 
     def poison(self, state: _Sender, number: int) -> None:
         """Give a leased slot up once its lease ends."""

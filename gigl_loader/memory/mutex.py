@@ -14,9 +14,6 @@ from contextlib import contextmanager
 from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory.segments import Array
 
-MUTEX_BYTES = 64
-"""Bytes kept for a ``pthread_mutex_t``, which takes 40 to 48 on current machines."""
-
 _SHARED, _ROBUST = 1, 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 _libc = ctypes.CDLL(None)
 _clocklock: Callable[..., int] | None = getattr(_libc, "pthread_mutex_clocklock", None)
@@ -28,48 +25,61 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-def make_mutex(memory: Array) -> None:
-    """Make a free lock in ``memory``: `MUTEX_BYTES` uint8, aligned to 8, shared; called once.
+class Mutex:
+    """A lock; see the module.
 
-    Raises:
-        OSError: The system has no such lock.
+    Args:
+        memory: ``[NBYTES]`` uint8, aligned to 8, shared.
     """
-    # larger than a pthread_mutexattr_t on any system; glibc's needs no destruction
-    attributes = ctypes.create_string_buffer(64)
-    _check(_libc.pthread_mutexattr_init(attributes))
-    _check(_libc.pthread_mutexattr_setpshared(attributes, _SHARED))
-    _check(_libc.pthread_mutexattr_setrobust(attributes, _ROBUST))
-    _check(_libc.pthread_mutex_init(ctypes.c_void_p(memory.ctypes.data), attributes))
 
+    NBYTES = 64
+    """Bytes kept for a ``pthread_mutex_t``, which takes 40 to 48 on current machines."""
 
-@contextmanager
-def holding(memory: Array, timeout_s: float) -> Iterator[bool]:
-    """Hold the lock in ``memory`` within the block.
+    def __init__(self, memory: Array) -> None:
+        self.memory = memory
+        self._mutex = ctypes.c_void_p(memory.ctypes.data)
 
-    Yields:
-        Whether the last holder ended while it held the lock.
+    def make(self) -> None:
+        """Make a free lock in the memory; called once, by one process.
 
-    Raises:
-        PeerTimeoutError: The lock is not free after ``timeout_s`` seconds: its holder is stopped.
-    """
-    mutex = ctypes.c_void_p(memory.ctypes.data)
-    code = _lock(mutex, timeout_s)
-    if code == errno.ETIMEDOUT:
-        raise PeerTimeoutError(
-            f"a process of this machine has held a lock for {timeout_s:.0f} s: it is stopped; "
-            "look at the sampling workers, and start the job again"
-        )
-    # a dead owner is no failure: the lock is held now. Any other code means that it is not held
-    if code != errno.EOWNERDEAD:
-        _check(code)
-    try:
-        yield code == errno.EOWNERDEAD
-    finally:
-        # before the unlock: a mutex that is unlocked while it is inconsistent can never be locked
-        # again. The block has repaired the guarded data by now
-        if code == errno.EOWNERDEAD:
-            _libc.pthread_mutex_consistent(mutex)
-        _libc.pthread_mutex_unlock(mutex)
+        Raises:
+            OSError: The system has no such lock.
+        """
+        # larger than a pthread_mutexattr_t on any system; glibc's needs no destruction
+        attributes = ctypes.create_string_buffer(64)
+        _check(_libc.pthread_mutexattr_init(attributes))
+        _check(_libc.pthread_mutexattr_setpshared(attributes, _SHARED))
+        _check(_libc.pthread_mutexattr_setrobust(attributes, _ROBUST))
+        _check(_libc.pthread_mutex_init(self._mutex, attributes))
+
+    @contextmanager
+    def held(self, timeout_s: float) -> Iterator[bool]:
+        """Hold the lock within the block.
+
+        Yields:
+            Whether the last holder ended while it held the lock.
+
+        Raises:
+            PeerTimeoutError: The lock is not free after ``timeout_s`` seconds: its holder is
+                stopped.
+        """
+        code = _lock(self._mutex, timeout_s)
+        if code == errno.ETIMEDOUT:
+            raise PeerTimeoutError(
+                f"a process of this machine has held a lock for {timeout_s:.0f} s: it is stopped; "
+                "look at the sampling workers, and start the job again"
+            )
+        # a dead owner is no failure: the lock is held now. Any other code means that it is not held
+        if code != errno.EOWNERDEAD:
+            _check(code)
+        try:
+            yield code == errno.EOWNERDEAD
+        finally:
+            # before the unlock: a mutex that is unlocked while it is inconsistent can never be
+            # locked again. The block has repaired the guarded data by now
+            if code == errno.EOWNERDEAD:
+                _libc.pthread_mutex_consistent(self._mutex)
+            _libc.pthread_mutex_unlock(self._mutex)
 
 
 def _lock(mutex: ctypes.c_void_p, timeout_s: float) -> int:

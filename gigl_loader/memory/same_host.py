@@ -46,6 +46,26 @@ class Region:
     inode: int
     """Tells it from earlier or later memory with the same descriptor."""
 
+    @classmethod
+    def of(cls, fd: int, nbytes: int) -> "Region":
+        """Return the region where other processes find ``fd`` of this process."""
+        return cls(os.getpid(), fd, nbytes, os.fstat(fd).st_ino)
+
+    def open(self) -> int:
+        """Return a descriptor of this process; the owner's mark `Mark.is_seen`.
+
+        Raises:
+            OSError: It is not there any more, or this process has no right to it.
+        """
+        fd = segments.open_fd_of(self.pid, self.fd)
+        # checked once it is open: from here on it is this memory, whatever the owner does. Touching
+        # pages beyond the end would be SIGBUS
+        status = os.fstat(fd)
+        if status.st_ino != self.inode or status.st_size < self.nbytes:
+            os.close(fd)
+            raise OSError(f"process {self.pid} has other memory under descriptor {self.fd} now")
+        return fd
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -56,6 +76,11 @@ class Mark:
 
     region: Region
     secret: bytes
+
+    def is_seen(self) -> bool:
+        """Return whether this process can map the memory of the one that keeps the mark."""
+        region = self.region
+        return segments.peek(region.pid, region.fd, region.nbytes, _MARK_NAME) == self.secret
 
 
 @dataclass(frozen=True)
@@ -77,27 +102,6 @@ class Description:
     """The value, as the transport's codec writes it."""
 
 
-def region_of(fd: int, nbytes: int) -> Region:
-    """Return the region where other processes find ``fd`` of this process."""
-    return Region(os.getpid(), fd, nbytes, os.fstat(fd).st_ino)
-
-
-def open_region(region: Region) -> int:
-    """Return a descriptor of this process for a region of another one, whose mark it `sees`.
-
-    Raises:
-        OSError: It is not there any more, or this process has no right to it.
-    """
-    fd = segments.open_fd_of(region.pid, region.fd)
-    # checked once it is open: from here on it is this memory, whatever the owner does. Touching
-    # pages beyond the end would be SIGBUS
-    status = os.fstat(fd)
-    if status.st_ino != region.inode or status.st_size < region.nbytes:
-        os.close(fd)
-        raise OSError(f"process {region.pid} has other memory under descriptor {region.fd} now")
-    return fd
-
-
 class HostMark:
     """This process's mark; see the module."""
 
@@ -105,18 +109,12 @@ class HostMark:
         secret = secrets.token_bytes(_SECRET_BYTES)
         self._fd = segments.create_memfd(len(secret), _MARK_NAME)
         os.pwrite(self._fd, secret, 0)
-        self.mark = Mark(region_of(self._fd, len(secret)), secret)
+        self.mark = Mark(Region.of(self._fd, len(secret)), secret)
         self._release = weakref.finalize(self, os.close, self._fd)
 
     def close(self) -> None:
         """Release the memory: new processes do not see this one any more. Idempotent."""
         self._release()
-
-
-def sees(mark: Mark) -> bool:
-    """Return whether this process can map the memory of the one that keeps ``mark``."""
-    region = mark.region
-    return segments.peek(region.pid, region.fd, region.nbytes, _MARK_NAME) == mark.secret
 
 
 class Mappings:
@@ -148,7 +146,7 @@ class Mappings:
         # outside the lock: mapping enters all pages of a batch, and other threads map theirs
         # meanwhile. No other thread maps the same region: its owner lends it once at a time
         if address is None:
-            fd = open_region(region)
+            fd = region.open()
             try:
                 address = segments.map_fd(fd, region.nbytes)
             finally:
@@ -205,13 +203,13 @@ def read_offer(offer: Offer, kind: type[T]) -> T:
         OSError: Its memory cannot be seen from here, or is no longer offered.
         ProtocolError: It is not of that type.
     """
-    if not sees(offer.mark):
+    if not offer.mark.is_seen():
         raise OSError("its memory cannot be seen from here")
     description = _read_description(offer.description)
     fds: list[int] = []
     try:
         for region in description.regions:
-            fds.append(open_region(region))
+            fds.append(region.open())
         # the description was written elsewhere: an index, type or offset may be wrong
         mapped = segments.PartMapper(fds)
         arrays = [mapped.array(part) for part in description.parts]
@@ -223,7 +221,7 @@ def read_offer(offer: Offer, kind: type[T]) -> T:
 
 
 def _read_description(region: Region) -> Description:
-    fd = open_region(region)
+    fd = region.open()
     try:
         data = os.pread(fd, region.nbytes, 0)
     finally:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.memory import segments
-from gigl_loader.memory.same_host import Description, HostMark, Offer, region_of
+from gigl_loader.memory.same_host import Description, HostMark, Offer, Region
 from gigl_loader.memory.segments import (
     Array,
     SharedPart,
@@ -401,12 +401,12 @@ class Offered:
         # types that msgpack does not know are tensors: the body has a tensor's number, as the
         # transport writes arrays, and its place is kept beside it
         body = msgspec.msgpack.encode(value, enc_hook=beside)
-        regions = tuple(region_of(fd, os.fstat(fd).st_size) for fd in shared.fds)
+        regions = tuple(Region.of(fd, os.fstat(fd).st_size) for fd in shared.fds)
         data = msgspec.msgpack.encode(Description(regions, tuple(parts), body))
         fd = segments.create_memfd(len(data), "gigl_loader.offer")
         os.pwrite(fd, data, 0)
         self._mark = HostMark()
-        self.offer = Offer(self._mark.mark, region_of(fd, len(data)))
+        self.offer = Offer(self._mark.mark, Region.of(fd, len(data)))
         self._release = weakref.finalize(self, _release_offer, fd, shared.tensors)
 
     def close(self) -> None:

@@ -22,8 +22,8 @@ from gigl_loader.dataset.view import Matrix, Owner, PartitionView, Rows, owner_o
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.memory.segments import Array
 from gigl_loader.on_device.device_kernels import TorchKernels
-from gigl_loader.rowcache.cache import MISSING, RowCache
-from gigl_loader.rowcache.tables import WINDOW, by_owner, tables_of
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.tables import WINDOW, RowTables, by_owner
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class KeptRows:
         counts = {owner_of(*matrix): rows.values.shape[0] for matrix, rows in self._rows.items()}
         nodes: dict[Any, int] = view.num_nodes
         num_ids = {owner: nodes.get(owner[1], count) for owner, count in counts.items()}
-        tables = tables_of(matrices, num_ids, counts, size)
+        tables = RowTables.of(matrices, num_ids, counts, size)
         self._slots = {
             matrix: self._rows[matrix].values.new_empty(
                 (tables[owner].capacity, *self._rows[matrix].values.shape[1:]),
@@ -81,8 +81,9 @@ class KeptRows:
             for matrix in owned
         }
         # without matrices: the tables decide, the rows are on the device
-        tables = {owner: replace(table, matrices={}) for owner, table in tables.items()}
-        self._cache = RowCache.private(tables)
+        self._cache = RowCache.private(
+            {owner: replace(table, matrices={}) for owner, table in tables.items()}
+        )
         self._user = self._cache.join()
         self.window = WINDOW * max((table.capacity for table in tables.values()), default=0)
         """Rows that the batches known ahead may request."""
@@ -111,7 +112,7 @@ class KeptRows:
         for owner, slots in self._cache.plan(number, wanted).items():
             hits = np.flatnonzero(slots >= 0)
             missing = np.flatnonzero(slots < 0)
-            stored = np.flatnonzero(slots[missing] < MISSING)
+            stored = np.flatnonzero(slots[missing] < RowCache.MISSING)
             self.hits += hits.size
             self.misses += missing.size
             plans[owner] = KeptPlan(*(

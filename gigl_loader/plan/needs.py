@@ -25,7 +25,7 @@ from typing import Literal
 from gigl_loader.dataset.view import Matrix, Owner
 from gigl_loader.errors import ConfigError
 from gigl_loader.plan.expect import BatchSize, DegreeDistribution
-from gigl_loader.rowcache.tables import WINDOW, RowTable, segment_bytes, tables_of
+from gigl_loader.rowcache.tables import WINDOW, RowTables
 
 SHIPPED = Path(__file__).with_name("costs.json")
 """Costs of the machine that this package was developed on."""
@@ -429,7 +429,7 @@ def cache_bytes(job: Job, remote_rows: float) -> float:
     """Return the bytes of a machine's cache, rows and tables; its ranks share it."""
     if not job.row_bytes or remote_rows < 1:
         return 0.0
-    return segment_bytes(_tables(job, remote_rows, float(job.remote_cache)))
+    return _tables(job, remote_rows, float(job.remote_cache)).nbytes
 
 
 def share_kept(job: Job, nbytes: int) -> float:
@@ -443,12 +443,12 @@ def share_kept(job: Job, nbytes: int) -> float:
     return min(1.0, table.capacity / int(remote_rows))
 
 
-def _tables(job: Job, remote_rows: float, size: int | float) -> dict[Owner, RowTable]:
+def _tables(job: Job, remote_rows: float, size: int | float) -> RowTables:
     # Only bytes matter here: one type, one matrix, as wide as all columns together.
     owner: Owner = ("node", "")
     rows: dict[Matrix, tuple[str, tuple[int, ...]]]
     rows = {("node_features", ""): ("uint8", (job.row_bytes,))}
-    return tables_of({owner: rows}, {owner: int(job.nodes)}, {owner: int(remote_rows)}, size)
+    return RowTables.of({owner: rows}, {owner: int(job.nodes)}, {owner: int(remote_rows)}, size)
 
 
 def _ahead(job: Job, batch: BatchSize) -> float:

@@ -20,13 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.view import Matrix, Owner
-from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
+from gigl_loader.dataset.view import Matrix, Owner, Row
+from gigl_loader.memory.mutex import Mutex
 from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.rowcache import kernels
 from gigl_loader.rowcache.tables import RECENT, CacheMemory, RowTable, segment_bytes
 
-MISSING = kernels.MISSING
 # The lock is held for milliseconds: a wait of a minute means that the holder is stopped, by a
 # signal or a debugger. The lock of a process that ended is released (`memory.mutex`).
 _LOCK_S = 60.0
@@ -88,11 +87,14 @@ class RowCache:
         memory: Memory shared by all processes that use the cache.
     """
 
+    MISSING = kernels.MISSING
+    """In place of a slot: the row has to be fetched."""
+
     def __init__(self, memory: CacheMemory[Array]) -> None:
         segment = memory.segment
-        self.mutex = segment[:MUTEX_BYTES]
-        """The lock of all tables; see `memory.mutex`."""
-        offset = align(MUTEX_BYTES)
+        self.mutex = Mutex(segment[: Mutex.NBYTES])
+        """The lock of all tables."""
+        offset = align(Mutex.NBYTES)
         header = array_in(segment, "int64", (1 + RECENT,), offset)
         self._joined = header[:1]
         """The number of users ever."""
@@ -104,6 +106,24 @@ class RowCache:
             self.tables[owner] = _Arrays(table, segment, offset)
             offset += table.nbytes
 
+    @staticmethod
+    def load_kernels() -> None:
+        """Compile every kernel, or load it from Numba's cache, with one table and one batch."""
+        matrices: dict[Matrix, Row] = {("node_features", "a"): ("float32", (1,))}
+        table = RowTable(num_ids=4, capacity=1, matrices=matrices, references=8)
+        owner: Owner = ("node", "a")
+        cache = RowCache.private({owner: table})
+        wanted: dict[Owner, Array] = {owner: np.array([2], np.int64)}
+        number = cache.add(cache.join(), wanted)
+        slots = (-2 - cache.plan(number, wanted)[owner]).astype(np.int32)
+        cache.forget(cache.add(0, wanted))
+        for width in (1, 2):
+            rows = np.zeros((1, width), np.float32)
+            kernels.store_rows(_as_bytes(rows), np.zeros(1, np.int64), slots, _as_bytes(rows))
+        values = {("node_features", "a"): np.zeros((1, 1), np.float32)}
+        cache.store(owner, slots, wanted[owner], values, np.zeros(1, np.int64))
+        cache.absent(owner, slots, wanted[owner])
+
     @classmethod
     def private(cls, tables: dict[Owner, RowTable]) -> "RowCache":
         """Return a cache without rows, in memory of this process alone."""
@@ -113,14 +133,14 @@ class RowCache:
 
     def initialise(self) -> None:
         """Turn new memory into a cache without rows; called once, by the process that made it."""
-        make_mutex(self.mutex)
+        self.mutex.make()
         self._joined[:] = self._seen[:] = 0
         for arrays in self.tables.values():
             arrays.forget_all(0)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with holding(self.mutex, _LOCK_S) as was_abandoned:
+        with self.mutex.held(_LOCK_S) as was_abandoned:
             if was_abandoned:  # its holder was killed in the middle of a change
                 # numbers that were given out stay behind the clock: their batches are forgotten
                 newest = 1 + max(arrays.newest for arrays in self.tables.values())
@@ -293,21 +313,3 @@ def _as_bytes(rows: Array) -> Array:
     # Two kernels are compiled, for any type of rows: one for bytes, and one for words of eight.
     flat = rows.reshape(rows.shape[0], -1).view(np.uint8)
     return flat.view(np.int64) if flat.shape[1] % 8 == 0 else flat
-
-
-def load() -> None:
-    """Compile every kernel, or load it from Numba's cache on disk, with one table and one batch."""
-    table = RowTable(num_ids=4, capacity=1, matrices={("node_features", "a"): ("float32", (1,))},
-                  references=8)  # fmt: skip
-    owner: Owner = ("node", "a")
-    cache = RowCache.private({owner: table})
-    wanted: dict[Owner, Array] = {owner: np.array([2], np.int64)}
-    number = cache.add(cache.join(), wanted)
-    slots = (-2 - cache.plan(number, wanted)[owner]).astype(np.int32)
-    cache.forget(cache.add(0, wanted))
-    for width in (1, 2):
-        rows = np.zeros((1, width), np.float32)
-        kernels.store_rows(_as_bytes(rows), np.zeros(1, np.int64), slots, _as_bytes(rows))
-    values = {("node_features", "a"): np.zeros((1, 1), np.float32)}
-    cache.store(owner, slots, wanted[owner], values, np.zeros(1, np.int64))
-    cache.absent(owner, slots, wanted[owner])

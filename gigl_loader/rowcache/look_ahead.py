@@ -135,8 +135,6 @@ def _source(
     return source
 
 
-STREAM = 0
-"""The stream that is drawn ahead; others, which sample single batches, are filled at once."""
 _MOST_AHEAD = 1 << 13
 _FIRST_AHEAD = 4
 """Batches to draw ahead before anything is known about their size."""

@@ -28,15 +28,15 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import NEIGHBOR_TIME
-from gigl_loader.dataset.view import ROW_KINDS, Owner, PartitionView
+from gigl_loader.dataset.view import ROW_KINDS, PartitionView
 from gigl_loader.errors import UsageError
 from gigl_loader.memory import segments, tensors
-from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
-from gigl_loader.memory.same_host import HostMark, Mark, Region, open_region, region_of, sees
+from gigl_loader.memory.mutex import Mutex
+from gigl_loader.memory.same_host import HostMark, Mark, Region
 from gigl_loader.memory.segments import Array, align, array_in
 from gigl_loader.options import CacheOptions, reads_same_memory
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.tables import CacheMemory, RowTable, in_order, segment_bytes
+from gigl_loader.rowcache.tables import CacheMemory, RowTables
 from gigl_loader.system import machine_name
 
 _log = logging.getLogger(__name__)
@@ -61,6 +61,17 @@ class RowsOffer:
     mark: Mark
     region: Region
 
+    @staticmethod
+    def firsts(offers: "Sequence[RowsOffer | None]") -> "list[RowsOffer]":
+        """Return that of the first rank of each machine where another rank wants the same rows."""
+        by_machine: dict[tuple[str, str], list[RowsOffer]] = {}
+        for offer in offers:
+            if offer is not None:
+                by_machine.setdefault((offer.machine, offer.what), []).append(offer)
+        # a rank without others keeps its own memory: so the result has an entry for each machine
+        # where ranks share, not for each rank
+        return [same[0] for same in by_machine.values() if len(same) > 1]
+
 
 class MachineRows:
     """The memory, as this process has it open.
@@ -76,16 +87,17 @@ class MachineRows:
         # /proc, which needs more than a mapping
         self._release = weakref.finalize(self, os.close, fd)
         self._header: Array = _mapped(fd, _HEADER).numpy()
-        self._nbytes = array_in(self._header, "int64", (1,), MUTEX_BYTES)
-        self._digest = self._header[MUTEX_BYTES + 8 :][:_DIGEST]
+        self._nbytes = array_in(self._header, "int64", (1,), Mutex.NBYTES)
+        self._digest = self._header[Mutex.NBYTES + 8 :][:_DIGEST]
         # before anybody learns of the region, so that a process that opens it finds a lock
+        self._mutex = Mutex(self._header[: Mutex.NBYTES])
         if is_new:
-            make_mutex(self._header[:MUTEX_BYTES])
+            self._mutex.make()
         self._mark = HostMark()
         self._lock = threading.Lock()
         self._shared: CacheMemory[Tensor] | None = None
         self._rows: RowCache | None = None
-        self.region = region_of(fd, _HEADER)
+        self.region = Region.of(fd, _HEADER)
 
     @classmethod
     def new(cls) -> "MachineRows":
@@ -99,15 +111,15 @@ class MachineRows:
         Raises:
             OSError: It cannot be seen from here, or is gone.
         """
-        if not sees(offer.mark):
+        if not offer.mark.is_seen():
             raise OSError("its memory cannot be seen from here")
-        return cls(open_region(offer.region), is_new=False)
+        return cls(offer.region.open(), is_new=False)
 
     def offer(self, what: str) -> RowsOffer:
         """Return the place where others find it."""
         return RowsOffer(machine_name(), what, self._mark.mark, self.region)
 
-    def cache(self, tables: dict[Owner, RowTable]) -> RowCache | None:
+    def cache(self, tables: RowTables) -> RowCache | None:
         """Return the cache for these rows; None if the memory is for other rows.
 
         Args:
@@ -118,12 +130,12 @@ class MachineRows:
             SharedMemoryError: The machine has too little memory.
             PeerTimeoutError: Another process of this machine was stopped while it made the cache.
         """
-        tables = in_order(tables)
+        tables = tables.in_order()
         digest = np.frombuffer(_digest_of(tables), np.uint8)
-        with self._lock, holding(self._header[:MUTEX_BYTES], _LOCK_S):
+        with self._lock, self._mutex.held(_LOCK_S):
             # the size is written last: a process killed in the middle leaves no visible change
             if self._nbytes[0] == 0:
-                nbytes = _start(tables) + segment_bytes(tables)
+                nbytes = _start(tables) + tables.nbytes
                 segments.reserve(self._fd, nbytes)
                 memory = _mapped(self._fd, nbytes)
                 sizes = _sizes_in(memory, tables)
@@ -136,16 +148,18 @@ class MachineRows:
             elif self._rows is None:
                 memory = _mapped(self._fd, int(self._nbytes[0]))
                 sizes = _sizes_in(memory, tables).tolist()
-                tables = {
-                    owner: replace(table, capacity=capacity, references=references)
-                    for (owner, table), (capacity, references) in zip(
-                        tables.items(), sizes, strict=True
-                    )
-                }
+                tables = RowTables(
+                    {
+                        owner: replace(table, capacity=capacity, references=references)
+                        for (owner, table), (capacity, references) in zip(
+                            tables.items(), sizes, strict=True
+                        )
+                    }
+                )
                 self._map(memory, tables)
             return self._rows
 
-    def _map(self, memory: Tensor, tables: dict[Owner, RowTable]) -> RowCache:
+    def _map(self, memory: Tensor, tables: RowTables) -> RowCache:
         segment = memory[_start(tables) :]
         self._shared = CacheMemory(segment, tables)
         self._rows = RowCache(CacheMemory(segment.numpy(), tables))
@@ -166,7 +180,7 @@ class MachineRows:
         return self._shared
 
 
-def memory_for(tables: dict[Owner, RowTable], memory: MachineRows | None = None) -> MachineRows:
+def memory_for(tables: RowTables, memory: MachineRows | None = None) -> MachineRows:
     """Return ``memory``, with a cache; a new one if ``memory`` is None or for other rows.
 
     Raises:
@@ -183,16 +197,16 @@ def _mapped(fd: int, nbytes: int) -> Tensor:
     return tensors.map_shared_tensor(fd, nbytes, torch.uint8, (nbytes,))
 
 
-def _start(tables: dict[Owner, RowTable]) -> int:
+def _start(tables: RowTables) -> int:
     """Return the offset of the cache: behind two words for each table."""
     return _HEADER + align(16 * len(tables))
 
 
-def _sizes_in(memory: Tensor, tables: dict[Owner, RowTable]) -> Array:
+def _sizes_in(memory: Tensor, tables: RowTables) -> Array:
     return array_in(memory.numpy(), "int64", (len(tables), 2), _HEADER)
 
 
-def _digest_of(tables: dict[Owner, RowTable]) -> bytes:
+def _digest_of(tables: RowTables) -> bytes:
     """Return a name of the rows of ``tables``, which are in order, however many are kept."""
     rows = [(owner, table.num_ids, table.matrices) for owner, table in tables.items()]
     return hashlib.blake2b(repr(rows).encode(), digest_size=_DIGEST).digest()
@@ -273,7 +287,7 @@ class RowsClaim:
         """Return the memory of this machine.
 
         Args:
-            offers: From the first process of each machine, as `firsts_of_machines` returns them.
+            offers: From the first process of each machine, as `RowsOffer.firsts` returns them.
         """
         own = self.offer
         # without an offer this process was told not to share memory, so it opens no other one
@@ -294,23 +308,12 @@ class RowsClaim:
             return self.memory
 
 
-def firsts_of_machines(offers: Sequence[RowsOffer | None]) -> list[RowsOffer]:
-    """Return the offer of the first rank of each machine where another rank wants the same rows."""
-    by_machine: dict[tuple[str, str], list[RowsOffer]] = {}
-    for offer in offers:
-        if offer is not None:
-            by_machine.setdefault((offer.machine, offer.what), []).append(offer)
-    # a rank without others keeps its own memory: so the result has an entry for each machine
-    # where ranks share, not for each rank
-    return [same[0] for same in by_machine.values() if len(same) > 1]
-
-
 Share = Callable[[Callable[[], bytes]], bytes | None]
 """Takes a function that makes this rank's offer; returns the offer of the machine's first rank, or
 None if this is that rank, or there is no other."""
 
 
-def shared_memory(tables: dict[Owner, RowTable], name: str, share: Share) -> MachineRows:
+def shared_memory(tables: RowTables, name: str, share: Share) -> MachineRows:
     """Return memory with a cache for the rows of ``tables``, one for the ranks that call together.
 
     Args:
@@ -322,7 +325,7 @@ def shared_memory(tables: dict[Owner, RowTable], name: str, share: Share) -> Mac
         SharedMemoryError: The machine has too little memory.
         PeerError: The first rank failed, or did not come in time.
     """
-    claim = RowsClaim(f"{name} {_digest_of(in_order(tables)).hex()}")
+    claim = RowsClaim(f"{name} {_digest_of(tables.in_order()).hex()}")
 
     def own() -> bytes:
         # before anybody else can: the sizes are the first rank's, whichever process maps it first

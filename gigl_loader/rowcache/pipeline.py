@@ -23,7 +23,7 @@ import numpy as np
 from gigl_loader.dataset.view import Matrix, Owner, PartitionView
 from gigl_loader.memory.segments import Array, nbytes_of, storage_dtype
 from gigl_loader.message import Field
-from gigl_loader.rowcache.cache import MISSING, RowCache
+from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnBatch, RemoteIds, RowsOf
 from gigl_loader.sampler.plan import RowPeers
 from gigl_loader.sampler.row_exchange import LaterRows, Part, RequestedRows, gather_rows, part_of
@@ -159,7 +159,7 @@ class RemoteRows:
 
     def _to_keep(self) -> tuple[Array, Array, Array]:
         """Return the positions of the fetched rows that are kept, their slots, their ids."""
-        kept = np.flatnonzero(self._plan[self._fetched] < MISSING)
+        kept = np.flatnonzero(self._plan[self._fetched] < RowCache.MISSING)
         at = self._fetched[kept]
         return kept, -2 - self._plan[at], self._remote.ids[at]
 
@@ -383,7 +383,7 @@ class Pipeline:
         except BaseException:
             for owner, plan in plans.items():
                 # others find these slots planned, and would wait for rows that do not come
-                kept = np.flatnonzero(plan < MISSING)
+                kept = np.flatnonzero(plan < RowCache.MISSING)
                 if kept.size and self._cache is not None:
                     self._cache.abandon(owner, -2 - plan[kept], wanted[owner][kept])
             raise
@@ -402,7 +402,7 @@ class Pipeline:
             plan = plans.get(owner) if number == 0 else None
             kept = () if self._cache is None else self._cache.matrices(owner)
             if plan is None or remote.matrices.keys() != set(kept):
-                plan = np.full(remote.ids.size, MISSING, np.int32)
+                plan = np.full(remote.ids.size, RowCache.MISSING, np.int32)
             filling.rows[source] = RemoteRows(
                 source, remote, plan, self._cache, self._peers, self._room, filling.counts,
                 # a row that is planned to be here may be on its way for one of these, and its slot

@@ -2,8 +2,8 @@
 
 ::
 
-    rows of other machines, size --> tables_of --> RowTable: slots, references, index
-                                                   --> arrays, one after the other in one memory
+    rows of other machines, size --> RowTables.of --> RowTable: slots, references, index
+                                                      --> arrays, one after the other in one memory
 
 Nothing in it has to grow with the graph. The index is by id if that takes less memory than a hash
 table of the useful ids, whose number follows from the number of slots.
@@ -27,7 +27,7 @@ from gigl_loader.dataset.view import (
     Row,
     owner_of,
 )
-from gigl_loader.memory.mutex import MUTEX_BYTES
+from gigl_loader.memory.mutex import Mutex
 from gigl_loader.memory.segments import align, nbytes_of
 from gigl_loader.sampler.plan import SamplingPlan
 
@@ -108,10 +108,103 @@ class CacheMemory(Generic[A]):
     tables: dict[Owner, RowTable]
 
 
+class RowTables(dict[Owner, RowTable]):
+    """The tables of a cache, by owner of the rows."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a cache of these tables."""
+        return segment_bytes(self)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(table.capacity * table.row_bytes for table in self.values())
+
+    @classmethod
+    def of_view(
+        cls, view: PartitionView[Any], plan: SamplingPlan, same_host: Mapping[int, Any],
+        size: int | float,
+    ) -> "RowTables":  # fmt: skip
+        """Return the tables of a cache for remote rows that ``plan`` reads; see `make_tables`.
+
+        Args:
+            view: This rank's partition.
+            plan: The sampling plan; edge rows are read if it returns edge ids.
+            same_host: Partitions that are read in this machine's memory.
+            size: Bytes, or a share of the rows.
+        """
+        remote = set(range(view.num_partitions)) - {view.partition_idx} - set(same_host)
+        kinds = {kind: plan.has_rows(kind) for kind in ROW_KINDS}
+        return make_tables(view, remote_rows(view, remote), size, kinds)
+
+    @classmethod
+    def of(
+        cls,
+        matrices: Mapping[Owner, dict[Matrix, Row]],
+        num_ids: Mapping[Owner, int],
+        remote: Mapping[Owner, int],
+        size: int | float,
+    ) -> "RowTables":
+        """Return the tables for a cache of rows.
+
+        Args:
+            matrices: By owner and matrix, dtype and shape of one row.
+            num_ids: By owner, the number of ids.
+            remote: By owner, the number of rows on other machines.
+            size: As for `make_tables`.
+        """
+
+        def tables(share: float) -> dict[Owner, RowTable]:
+            row_tables = {}
+            for owner, owned in matrices.items():
+                # A small share of few rows would round to a table without slots.
+                wanted = max(1, round(share * remote[owner]))
+                capacity = min(remote[owner], wanted, _MOST_SLOTS)
+                row_tables[owner] = RowTable(
+                    # Room for two windows: batches of a user that is gone stay known until the ring
+                    # is full, and meanwhile the other users must know theirs.
+                    num_ids=num_ids[owner], capacity=capacity, matrices=owned,
+                    references=2 * WINDOW * capacity + _RING_SPARE,
+                )  # fmt: skip
+            return row_tables
+
+        if isinstance(size, float):
+            return cls(tables(size))
+        row_tables = tables(_share_of_bytes(tables, size))
+        # Half of it for rows: the fixed memory of a table would leave none, or next to none.
+        least = min(2 * segment_bytes(tables(0.0)), segment_bytes(tables(1.0)))
+        if row_tables and size < least:
+            _log.warning(
+                "remote_cache of %d bytes keeps %d of %d rows of other machines, since their index "
+                'takes most of it: the smallest useful size here is "%dMB"',
+                size, sum(table.capacity for table in row_tables.values()),
+                sum(remote[owner] for owner in row_tables), -(-least // 10**6),
+            )  # fmt: skip
+        return cls(row_tables)
+
+    def in_order(self) -> "RowTables":
+        """Return the same tables in an order that follows from their names.
+
+        For memory that processes share: the place of a table follows from those before it, and each
+        process has the types in the order of its own dicts, or of its user's sampler.
+        """
+
+        def name(item: tuple[Any, Any]) -> str:
+            return repr(item[0])
+
+        return RowTables(
+            {
+                owner: replace(table, matrices=dict(sorted(table.matrices.items(), key=name)))
+                for owner, table in sorted(self.items(), key=name)
+            }
+        )
+
+
 def segment_bytes(tables: Mapping[Owner, RowTable]) -> int:
     """Return the bytes of a cache of ``tables``."""
     return (
-        align(MUTEX_BYTES)
+        align(Mutex.NBYTES)
         + align(8 * (1 + RECENT))
         + sum(table.nbytes for table in tables.values())
     )
@@ -122,7 +215,7 @@ def make_tables(
     remote: Mapping[Owner, int],
     size: int | float,
     kinds: Mapping[str, bool],
-) -> dict[Owner, RowTable]:
+) -> RowTables:
     """Return the tables for a cache.
 
     Args:
@@ -141,7 +234,7 @@ def make_tables(
     matrices = by_owner(by_matrix)
     books: dict[Any, Book[Any]] = {**view.node_books, **view.edge_books}
     num_ids = {owner: books[owner[1]].num_ids for owner in matrices}
-    return tables_of(matrices, num_ids, remote, size)
+    return RowTables.of(matrices, num_ids, remote, size)
 
 
 def by_owner(rows: Mapping[Matrix, Row]) -> dict[Owner, dict[Matrix, Row]]:
@@ -168,88 +261,6 @@ def remote_rows(view: PartitionView[Any], remote: set[int]) -> dict[Owner, int]:
                 sizes = np.bincount(np.asarray(book.table), minlength=view.num_partitions)
             num_rows[kind, name] = int(sum(sizes[partition] for partition in remote))
     return num_rows
-
-
-def tables_for(
-    view: PartitionView[Any], plan: SamplingPlan, same_host: Mapping[int, Any], size: int | float
-) -> dict[Owner, RowTable]:
-    """Return the tables of a cache for remote rows that ``plan`` reads; see `make_tables`.
-
-    Args:
-        view: This rank's partition.
-        plan: The sampling plan; edge rows are read if it returns edge ids.
-        same_host: Partitions that are read in this machine's memory.
-        size: Bytes, or a share of the rows.
-    """
-    remote = set(range(view.num_partitions)) - {view.partition_idx} - set(same_host)
-    kinds = {kind: plan.has_rows(kind) for kind in ROW_KINDS}
-    return make_tables(view, remote_rows(view, remote), size, kinds)
-
-
-def remote_bytes(view: PartitionView[Any], plan: SamplingPlan, same_host: Mapping[int, Any]) -> int:
-    """Return the bytes of all rows that ``plan`` may read from other machines; see `tables_for`."""
-    tables = tables_for(view, plan, same_host, 1.0)
-    return sum(table.capacity * table.row_bytes for table in tables.values())
-
-
-def tables_of(
-    matrices: Mapping[Owner, dict[Matrix, Row]],
-    num_ids: Mapping[Owner, int],
-    remote: Mapping[Owner, int],
-    size: int | float,
-) -> dict[Owner, RowTable]:
-    """Return the tables for a cache of rows.
-
-    Args:
-        matrices: By owner and matrix, dtype and shape of one row.
-        num_ids: By owner, the number of ids.
-        remote: By owner, the number of rows on other machines.
-        size: As for `make_tables`.
-    """
-
-    def tables(share: float) -> dict[Owner, RowTable]:
-        row_tables = {}
-        for owner, owned in matrices.items():
-            # A small share of few rows would round to a table without slots.
-            wanted = max(1, round(share * remote[owner]))
-            capacity = min(remote[owner], wanted, _MOST_SLOTS)
-            row_tables[owner] = RowTable(
-                # Room for two windows: batches of a user that is gone stay known until the ring is
-                # full, and meanwhile the other users must know theirs.
-                num_ids=num_ids[owner], capacity=capacity, matrices=owned,
-                references=2 * WINDOW * capacity + _RING_SPARE,
-            )  # fmt: skip
-        return row_tables
-
-    if isinstance(size, float):
-        return tables(size)
-    row_tables = tables(_share_of_bytes(tables, size))
-    # Half of it for rows: the fixed memory of a table would leave none, or next to none.
-    least = min(2 * segment_bytes(tables(0.0)), segment_bytes(tables(1.0)))
-    if row_tables and size < least:
-        _log.warning(
-            "remote_cache of %d bytes keeps %d of %d rows of other machines, since their index "
-            'takes most of it: the smallest useful size here is "%dMB"',
-            size, sum(table.capacity for table in row_tables.values()),
-            sum(remote[owner] for owner in row_tables), -(-least // 10**6),
-        )  # fmt: skip
-    return row_tables
-
-
-def in_order(tables: Mapping[Owner, RowTable]) -> dict[Owner, RowTable]:
-    """Return the same tables in an order that follows from their names.
-
-    For memory that processes share: the place of a table follows from those before it, and each
-    process has the types in the order of its own dicts, or of its user's sampler.
-    """
-
-    def name(item: tuple[Any, Any]) -> str:
-        return repr(item[0])
-
-    return {
-        owner: replace(table, matrices=dict(sorted(table.matrices.items(), key=name)))
-        for owner, table in sorted(tables.items(), key=name)
-    }
 
 
 def _share_of_bytes(tables: Any, size: int) -> float:

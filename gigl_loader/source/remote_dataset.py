@@ -53,6 +53,9 @@ class RemoteDataset(Protocol):
     def fetch_num_nodes(self) -> dict[NodeType, int]:
         """Return how many nodes of each type there are over all servers."""
 
+    def fetch_edge_weights_registered(self) -> bool:
+        """Return whether edges of some type have weights."""
+
     def fetch_node_ids(self) -> dict[int, Tensor]:
         """Return ``{server_rank: ids}``; by this method a loader tells a graph store."""
 

@@ -29,7 +29,6 @@ from gigl_loader.dataset.mapped_writer import (
     allow_files,
     index_type,
     new_file,
-    note_array,
     write_npy,
     write_numbers,
 )
@@ -189,7 +188,7 @@ class Positions:
 
     def note(self, k: int, where: str) -> None:
         """Enter the index of the rows at ``where`` in the manifest of a partition."""
-        note_array(self.parts[k], self.name, self.dtype(k).name, (int(self.counts[k]),))
+        self.parts[k].note_array(self.name, self.dtype(k).name, (int(self.counts[k]),))
         self.parts[k].ranges[where]["lookup"] = 1
 
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gigl_loader.dataset.mapped import PARQUET, Part
-from gigl_loader.dataset.mapped_writer import PartFiles, note_array, note_file
+from gigl_loader.dataset.mapped_writer import PartFiles
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
@@ -295,13 +295,13 @@ def finish_ids(
     for k, end in enumerate(numbering.ends):
         count, name = int(end - starts[k]), f"ids/{node_type}/part{k}"
         if not text:
-            note_array(shared, f"{name}.values", "int64", (count,))
+            shared.note_array(f"{name}.values", "int64", (count,))
             continue
-        note_array(shared, f"{name}.ends", "int64", (count,))
+        shared.note_array(f"{name}.ends", "int64", (count,))
         # From the file, not from this run's memory: an earlier run may have written it.
         path = shared.path(f"{name}.text")
         size = path.stat().st_size if path.exists() else 0
-        note_array(shared, f"{name}.text", "uint8", (size,))
+        shared.note_array(f"{name}.text", "uint8", (size,))
 
     def write() -> None:
         path = shared.folder / PARQUET.format(node_type=node_type)
@@ -313,7 +313,7 @@ def finish_ids(
                 parquet.write_batch(pa.record_batch([ids, nodes], schema=schema))
 
     job.step(f"ids/{node_type}", write)
-    note_file(shared, PARQUET.format(node_type=node_type))
+    shared.note_file(PARQUET.format(node_type=node_type))
 
 
 def _ids_in_order(

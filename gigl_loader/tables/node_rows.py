@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gigl_loader.dataset.mapped import LOOKUPS, ArraySpec, Part, open_array, rows_at
+from gigl_loader.dataset.mapped import LOOKUPS, ArraySpec, Part, rows_at
 from gigl_loader.dataset.mapped_writer import (
     PartFiles,
     allow_files,
     new_file,
-    note_array,
     write_array,
 )
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, EdgeType, NodeType, edge_type_str
@@ -191,7 +190,7 @@ class NodeRows:
         for k, part in enumerate(parts):
             for where, (dtype, width) in self._types.items():
                 shape = (int(counts[k]),) if where in self._flat else (int(counts[k]), width)
-                note_array(part, f"{where}/values", dtype.name, shape)
+                part.note_array(f"{where}/values", dtype.name, shape)
                 part.ranges[where] = {"first": int(numbering.starts[k])}
                 if positions is not None:
                     positions.note(k, where)
@@ -364,13 +363,13 @@ def _write(
     # One number per node, so rows are positions in the file. Mapped: neighbours of a partition are
     # in all others, in no order, and all times together are those of the whole graph.
     allow_files(2 * len(parts))  # a mapping keeps a descriptor of its file
-    times = [open_array(other, kept).reshape(-1) for other in parts]
+    times = [other.array(kept).reshape(-1) for other in parts]
     positions = f"{LOOKUPS}/{kept.split('/')[1]}"  # if rows are not in the order of ids
-    ordered = [open_array(other, positions) for other in parts if positions in other.arrays]
+    ordered = [other.array(positions) for other in parts if positions in other.arrays]
     # By degree, all partitions have look-ups, else none: a look-up is indexed by its owner.
     starts = np.concatenate([[0], ends[:-1]])
     most = ResumableJob.sizes.table_rows
-    neighbors = open_array(parts[k], f"{rows_at('edges', edge_type)}/indices")
+    neighbors = parts[k].array(f"{rows_at('edges', edge_type)}/indices")
     with new_file(parts[k].path(f"{where}/values")) as file:
         for first in range(0, len(neighbors), most):
             asked = neighbors[first : first + most].astype(np.int64)

@@ -33,7 +33,7 @@ from gigl_loader.memory.tensors import Offered
 from gigl_loader.options import SourceOptions, may_be_one_machine, reads_same_memory
 from gigl_loader.rowcache.look_ahead import AheadMemory, DrawnAhead, LookAhead
 from gigl_loader.rowcache.machine import MachineRows, name_of_rows, shared_memory
-from gigl_loader.rowcache.tables import remote_bytes, tables_for
+from gigl_loader.rowcache.tables import RowTables
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.transport import Mode, Security
 from gigl_loader.workers import pipe
@@ -229,11 +229,11 @@ class Agreement:
 
     def _join_cache(self) -> None:
         """Get the machine's memory for cached rows if a cache is wanted and has rows to keep."""
-        self.remote_bytes = remote_bytes(self._view, self._plan, self._offers)
+        self.remote_bytes = RowTables.of_view(self._view, self._plan, self._offers, 1.0).row_bytes
         options = self._options
-        tables = {}
+        tables = RowTables()
         if options is not None:
-            tables = tables_for(self._view, self._plan, self._offers, options.size)
+            tables = RowTables.of_view(self._view, self._plan, self._offers, options.size)
         if options is None or not tables:
             self.share_cache(bytes)  # an empty offer, as the other ranks wait for one
             return

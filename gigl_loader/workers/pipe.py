@@ -45,6 +45,8 @@ from gigl_loader.sampler.plan import SamplingPlan, SeedInput
 from gigl_loader.transport import SILENCE_S
 from gigl_loader.workers.peers import Access
 
+STREAM_AHEAD = 0
+"""The stream that is drawn ahead; others, which sample single batches, are filled at once."""
 FORK, KILL, FORKED, EXITED, COMPILED = "fork", "kill", "forked", "exited", "compiled"
 REST, RESTING, SERVE, SERVING = "rest", "resting", "serve", "serving"
 PLACE, PEERS, ATTEMPT, TASK, STOP = "place", "peers", "attempt", "task", "stop"

@@ -395,11 +395,11 @@ class DistSamplingProducer:
             raise UsageError("recv past the end of the epoch: start the next one first")
         return received.message
 
-    def ready(self, stream: int = 0) -> bool:
+    def ready(self) -> bool:
         """Return whether `next` would return at once."""
         self.pump(0.0)
         with self._lock:
-            state = self._tasks.streams[stream]
+            state = self._tasks.streams[0]
             return state.finished or state.can_take
 
     def stream(self, number: int) -> BatchStream[Received]:

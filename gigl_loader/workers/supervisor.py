@@ -22,7 +22,7 @@ import numpy as np
 from numba.core import event
 
 from gigl_loader.errors import explained_limits
-from gigl_loader.rowcache import cache
+from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.sampler.kernels import LOADERS
 from gigl_loader.workers import pipe, worker
 
@@ -30,9 +30,8 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 AT_WORK, AT_REST = "gigl-supervisor", "gigl-at-rest"
 """Names in ``/proc/<pid>/comm``, for who asks what this process is; at most 15 letters."""
 _BLAS = "scipy.linalg"
-KERNELS: dict[str, Callable[[], None]] = {**LOADERS, "cached": cache.load}
+KERNELS: dict[str, Callable[[], None]] = {**LOADERS, "cached": RowCache.load_kernels}
 """Loaders of kernels: those of samplers, and those of the row cache."""
-_loaded: set[str] = set()
 
 
 def main(kernels: Sequence[str], *, users_code: bool = True) -> None:
@@ -105,12 +104,10 @@ def told_of_compiling(control: pipe.Socket) -> contextlib.AbstractContextManager
 
 
 def load_kernels(control: pipe.Socket, names: Sequence[str]) -> None:
-    """Load kernels by their names in `KERNELS`, once each; tell the trainer of compiled ones."""
+    """Load kernels by their names in `KERNELS`; tell the trainer of compiled ones."""
     with told_of_compiling(control):
         for name in names:
-            if name not in _loaded:
-                KERNELS[name]()
-                _loaded.add(name)
+            KERNELS[name]()  # loaded ones take well under a millisecond
 
 
 @contextlib.contextmanager

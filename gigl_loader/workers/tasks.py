@@ -20,7 +20,7 @@ from gigl_loader.memory.leases import MessageMemory
 from gigl_loader.memory.slots import Written
 from gigl_loader.message import AT_ONCE_STREAM, Attempt, BatchTicket, Received
 from gigl_loader.ranks import suspect_ranks
-from gigl_loader.rowcache.look_ahead import STREAM, LookAhead
+from gigl_loader.rowcache.look_ahead import LookAhead
 from gigl_loader.source.sampled_input import SeedOrders
 from gigl_loader.workers import pipe
 from gigl_loader.workers.agreement import Agreement
@@ -142,7 +142,7 @@ class Tasks:
         """
         if self.look_ahead is None:
             return
-        state = self.streams[STREAM]
+        state = self.streams[pipe.STREAM_AHEAD]
         # tasks will come, now or once a batch under way is taken, and will carry slots
         if state.has_room or state.in_flight >= state.limit:
             return
@@ -155,7 +155,7 @@ class Tasks:
         """Set how many batches may be drawn, and tell workers which may get their rows."""
         if self.look_ahead is None:
             return
-        state, largest = self.streams[STREAM], self._largest()
+        state, largest = self.streams[pipe.STREAM_AHEAD], self._largest()
         # batches of unknown size may have any size: one for each worker
         room = self._channel.size // largest if largest else self._recovery.num_workers
         room = max(1, min(self._channel.capacity, room))

@@ -33,7 +33,6 @@ from gigl_loader.memory.slots import SlotWriter, Written
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import (
-    STREAM,
     AheadMemory,
     AheadTasks,
     DrawnAhead,
@@ -321,7 +320,7 @@ class Worker:
         started, view, ticket = time.perf_counter(), self._setup.view, request.ticket
         local = {view.partition_idx, *view.same_host}
         batch = copy_drawn(sampled_fields(sampler, request, view), local)
-        is_ahead = ticket.stream == STREAM
+        is_ahead = ticket.stream == pipe.STREAM_AHEAD
         drawn = Waiting(
             ticket.serial, ticket.turn, ticket, batch,
             pipeline.add(batch) if is_ahead else NOT_PLANNED,

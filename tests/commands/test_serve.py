@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from store_cluster import HOST, free_port, tiny_graph
-from support.scripts import run_python
+from support.scripts import ForkedPython, run_python
 
 from gigl_loader import partition_graph
 from gigl_loader.commands.storage import main, parse_serve, serve
@@ -38,7 +37,7 @@ def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
     partition_graph(tiny_graph().to_pyg(), 1, tmp_path / "graph", progress=False)
     port, metrics = free_port(), free_port()
     log = (tmp_path / "log.txt").open("w")
-    server = subprocess.Popen(
+    server = ForkedPython(
         [
             *SERVE, f"--root={tmp_path}/graph", f"--master-port={port}", "--num-jobs=0",
             f"--metrics-port={metrics}",

@@ -19,7 +19,6 @@ from gigl_loader.dataset.mapped_writer import (
     PartFiles,
     allow_files,
     index_type,
-    note_array,
     seal,
     write_array,
 )
@@ -137,7 +136,7 @@ def test_files_of_parts_are_written_in_any_position(tmp_path: Path) -> None:
 
 def test_an_array_without_bytes_has_a_file(tmp_path: Path) -> None:
     part = Part(tmp_path)
-    note_array(part, "a/b", "float16", (0, 3))
+    part.note_array("a/b", "float16", (0, 3))
     assert part.path("a/b").read_bytes() == b""
     assert (part.arrays["a/b"].dtype, part.arrays["a/b"].shape) == ("float16", (0, 3))
 

@@ -65,7 +65,7 @@ def test_the_quickstart_under_torchrun(tmp_path: Path, environment: dict[str, st
     assert len(re.findall(r"^epoch \d: loss \d\.\d{3}$", done.stdout, re.M)) == 2 * 3
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.wide), 2])
 def test_on_one_machine(ranks: int, tmp_path: Path, environment: dict[str, str]) -> None:
     command = f"--standalone --nproc-per-node {ranks} train.py"
     assert f"$ torchrun {command}\n" in PAGE

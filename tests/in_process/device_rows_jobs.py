@@ -22,7 +22,14 @@ from support.broken_groups import end_at_once, meet_in_store
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gigl_loader import DistABLPLoader, DistDataset, DistNeighborLoader, PeerError, replay
+from gigl_loader import (
+    DistABLPLoader,
+    DistDataset,
+    DistNeighborLoader,
+    PeerError,
+    PeerTimeoutError,
+    replay,
+)
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.in_process import device_rows
 from gigl_loader.testing import batch_digest, check_same_batches
@@ -211,6 +218,23 @@ def a_rank_dies_while_rows_are_exchanged(rank: int, size: int) -> None:
             pytest.MonkeyPatch().setattr(StandIn, "before_an_exchange", staticmethod(die))
         with pytest.raises(PeerError, match=r"rank 1 .*has ended"):
             list(loader)
+    end_at_once()
+
+
+def a_device_passes_nothing(rank: int, size: int) -> None:
+    """As with NCCL after another rank's end: its exchange never ends, and only a wait knows it."""
+    limit, error = 2.0, "nothing came from the devices of other ranks within 2 s"
+    with pretended_device(), pytest.MonkeyPatch.context() as patch:
+        # one lane: a second one would see the first one's end on the other rank before its own
+        loader = in_process_jobs.loader_of(rank, size, timeout=limit, worker_concurrency=1)
+        meet_in_store("all have built")
+        patch.setattr(NotedMemory, "has_passed", lambda self, event: False)
+        with pytest.raises(PeerTimeoutError, match=error):
+            next(iter(loader))
+        meet_in_store("all have given up a batch")
+        with pytest.raises(PeerTimeoutError, match=error):
+            in_process_jobs.loader_of(rank, size, timeout=limit)
+        meet_in_store("all have given up a start")
     end_at_once()
 
 

@@ -142,27 +142,18 @@ def a_rank_stops_beside_two(rank: int, size: int) -> None:
     if rank == 2:
         # Not in an exchange while rank 0 gives up: where it had all of rank 0 already, and waited
         # for rank 1 alone, gloo would not tell it that rank 0 has closed.
-        wait_in_store("rank 0 has given up")
+        meet_in_store("rank 0 has given up", [0, 2])
     with pytest.raises(
         PeerTimeoutError, match=r"rank 1 \(pid \d+\) is stopped by a signal"
     ) as told:
         list(batches)
     assert "has ended" not in str(told.value)
     if rank == 0:
-        tell_in_store("rank 0 has given up")
-        wait_in_store("rank 2 has given up")
+        meet_in_store("rank 0 has given up", [0, 2])
+    meet_in_store("both have given up", [0, 2])
+    if rank == 0:
         os.kill(pids[1], signal.SIGKILL)
-    else:
-        tell_in_store("rank 2 has given up")
     end_at_once()
-
-
-def tell_in_store(name: str) -> None:
-    dist.distributed_c10d._get_default_store().set(name, "")
-
-
-def wait_in_store(name: str) -> None:
-    dist.distributed_c10d._get_default_store().wait([name])
 
 
 def a_rank_stops(rank: int, size: int) -> None:

@@ -22,6 +22,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
     [
         ("rows_stay_on_the_device", 3, []),
         ("a_rank_dies_while_rows_are_exchanged", 2, [1]),
+        ("a_device_passes_nothing", 2, []),
         pytest.param("gpus", 2, [], marks=pytest.mark.gpu),
     ],
 )

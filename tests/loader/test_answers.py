@@ -18,7 +18,7 @@ from gigl_loader import (
     DistNeighborLoader,
     full_graph,
 )
-from gigl_loader.rowcache.tables import segment_bytes, tables_of
+from gigl_loader.rowcache.tables import RowTables, segment_bytes
 from gigl_loader.testing import TinyGraph
 
 GRAPH = TinyGraph.random(30, 90)
@@ -83,7 +83,7 @@ def test_a_cache_too_small_to_keep_anything_is_told_the_least(caplog: Any) -> No
 
     def kept(size: int) -> int:
         caplog.clear()
-        tables = tables_of(matrices, {owner: rows}, {owner: rows}, size)
+        tables = RowTables.of(matrices, {owner: rows}, {owner: rows}, size)
         assert segment_bytes(tables) <= size or tables[owner].capacity == 1
         return tables[owner].capacity
 

@@ -190,6 +190,6 @@ def test_weights_are_asked_for_before_anything_starts() -> None:
 def test_the_method_is_there_without_glt() -> None:
     """Not only by inheritance: where GLT is not installed, its class here has no such method."""
     assert "_set_ntypes_and_etypes" in vars(
-        next(kind for kind in BaseDistLoader.__mro__ if kind.__name__ == "GLTAttributes")
+        next(kind for kind in BaseDistLoader.__mro__ if kind.__name__ == "AnswersGLT")
     )
     assert glt.available or not hasattr(DistLoader, "_set_ntypes_and_etypes")

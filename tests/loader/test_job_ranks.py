@@ -3,12 +3,15 @@
 import pytest
 import torch
 import torch.distributed as dist
+from support.conditions import Gpus
+from support.glt import get_context, init_worker_group
 from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, DistABLPLoader, DistDataset, DistNeighborLoader, UsageError
 from gigl_loader.loader.job_ranks import (
     DistributedContext,
     from_addresses,
+    init_neighbor_loader_worker,
     resolve_runtime,
     runtime_or_alone,
 )
@@ -108,3 +111,34 @@ def test_the_address_that_other_machines_see(
 
     monkeypatch.setenv("MASTER_ADDR", master)
     assert own_address(towards) == expected
+
+
+@pytest.mark.parametrize("threads", [None, 3])
+def test_a_process_is_prepared_as_gigls_function_does(
+    threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines of two processes: this is process 1 of machine 1."""
+    given: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    before = get_context()
+    try:
+        init_neighbor_loader_worker(
+            "127.0.0.1", 1, 2, 1, 2, 11111, torch.device("cpu"), should_use_cpu_workers=True,
+            num_cpu_threads=threads,
+        )  # fmt: skip
+        context = get_context()
+        assert context is not None
+        assert (context.is_worker(), context.rank, context.world_size) == (True, 3, 4)
+        assert given == [threads or 2]
+    finally:
+        if before is not None:
+            init_worker_group(before.world_size, before.rank, before.group_name)
+
+
+def test_a_device_that_is_not_there_is_named(gpus: Gpus) -> None:
+    for device in ("cpu", "cuda:0"):
+        with pytest.raises(ConfigError, match=r"one of 0 CUDA devices.*should_use_cpu_workers"):
+            init_neighbor_loader_worker("host", 0, 1, 0, 1, 0, torch.device(device))
+    for wrong, name in (((2, 2, 0, 1), "local_process_rank"), ((0, 1, -1, 1), "rank")):
+        with pytest.raises(ConfigError, match=f"^{name} must be in"):
+            init_neighbor_loader_worker("host", *wrong, 0, torch.device("cpu"), True)

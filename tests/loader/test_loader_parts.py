@@ -285,7 +285,8 @@ def test_the_fourth_argument_is_not_the_batch_size(caplog: pytest.LogCaptureFixt
 def test_more_workers_than_cpus_are_worth_a_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start_line, "usable_cpus", lambda: 4)
+    cpus = 4
+    monkeypatch.setattr(start_line, "usable_cpus", lambda: cpus)
     for workers, ranks in ((4, 1), (2, 2), (5, 1), (3, 2)):
         start_line.log_workers(workers, ranks)
     assert [one.split(":")[0] for one in _lines(caplog)] == [
@@ -293,7 +294,7 @@ def test_more_workers_than_cpus_are_worth_a_line(
         "num_workers=3 on each of 2 ranks, and this machine has 4 CPUs for them",
     ]
     caplog.clear()
-    monkeypatch.setattr(start_line, "usable_cpus", lambda: 0)
+    cpus = 0
     dataset = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2))
     with DistNeighborLoader(dataset, [2], num_workers=1, batch_size=2):
         assert len(_lines(caplog)) == 1

@@ -17,7 +17,7 @@ from gigl_loader.memory.leases import (
     payload_bytes,
     tensors_over,
 )
-from gigl_loader.memory.same_host import Mappings, open_region
+from gigl_loader.memory.same_host import Mappings
 from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.testing import open_files
 
@@ -116,7 +116,7 @@ def test_leased_bytes_are_those_that_wait_here() -> None:
     assert table.leased_bytes == 3 * 65536
     region = leases[0].lend()
     assert table.leased_bytes == 2 * 65536
-    fd = open_region(region)
+    fd = region.open()
     assert os.pread(fd, 4, 0) == torch.tensor(9.0).numpy().tobytes()
     os.close(fd)
     assert leases[0].lend() == region, "who has mapped it knows it again"

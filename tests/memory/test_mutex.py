@@ -10,9 +10,9 @@ import pytest
 
 from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory import mutex, segments
-from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
+from gigl_loader.memory.mutex import Mutex
 
-NBYTES = MUTEX_BYTES + 64
+NBYTES = Mutex.NBYTES + 64
 
 
 @pytest.fixture(params=["clocklock", "trylock"], autouse=True)
@@ -35,12 +35,12 @@ def memory():
 
 
 def test_one_holds_it_at_a_time(memory: np.ndarray) -> None:
-    make_mutex(memory[:MUTEX_BYTES])
-    count = memory[MUTEX_BYTES:].view(np.int64)
+    Mutex(memory[: Mutex.NBYTES]).make()
+    count = memory[Mutex.NBYTES :].view(np.int64)
 
     def add() -> None:
         for _ in range(200):
-            with holding(memory[:MUTEX_BYTES], 60.0) as was_abandoned:
+            with Mutex(memory[: Mutex.NBYTES]).held(60.0) as was_abandoned:
                 assert not was_abandoned
                 found = int(count[0])
                 inside.append(None)
@@ -60,11 +60,11 @@ def test_one_holds_it_at_a_time(memory: np.ndarray) -> None:
 def test_a_lock_that_stays_held_is_a_timeout_and_an_error_inside_frees_it(
     memory: np.ndarray,
 ) -> None:
-    make_mutex(memory[:MUTEX_BYTES])
+    Mutex(memory[: Mutex.NBYTES]).make()
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with holding(memory[:MUTEX_BYTES], 60.0):
+        with Mutex(memory[: Mutex.NBYTES]).held(60.0):
             held.set()
             done.wait(60.0)
 
@@ -73,25 +73,25 @@ def test_a_lock_that_stays_held_is_a_timeout_and_an_error_inside_frees_it(
     assert held.wait(60.0)
     with (
         pytest.raises(PeerTimeoutError, match="held a lock for 0 s"),
-        holding(memory[:MUTEX_BYTES], 0.01),
+        Mutex(memory[: Mutex.NBYTES]).held(0.01),
     ):
         pytest.fail("it is held")
     done.set()
     thread.join()
-    with pytest.raises(ArithmeticError), holding(memory[:MUTEX_BYTES], 60.0):
+    with pytest.raises(ArithmeticError), Mutex(memory[: Mutex.NBYTES]).held(60.0):
         raise ArithmeticError
-    with holding(memory[:MUTEX_BYTES], 0.0) as was_abandoned:
+    with Mutex(memory[: Mutex.NBYTES]).held(0.0) as was_abandoned:
         assert not was_abandoned
 
 
 @pytest.mark.usefixtures("wall_clock_behind")
 def test_a_wall_clock_that_is_set_ends_no_wait(memory: np.ndarray) -> None:
     """Behind by an hour when the wait began, and right since: its end would lie in the past."""
-    make_mutex(memory[:MUTEX_BYTES])
+    Mutex(memory[: Mutex.NBYTES]).make()
     held, order = threading.Event(), []
 
     def hold() -> None:
-        with holding(memory[:MUTEX_BYTES], 60.0):
+        with Mutex(memory[: Mutex.NBYTES]).held(60.0):
             held.set()
             threading.Event().wait(0.05)  # the other one waits, or has raised
             order.append("first")
@@ -99,7 +99,7 @@ def test_a_wall_clock_that_is_set_ends_no_wait(memory: np.ndarray) -> None:
     thread = threading.Thread(target=hold)
     thread.start()
     assert held.wait(60.0)
-    with holding(memory[:MUTEX_BYTES], 60.0):
+    with Mutex(memory[: Mutex.NBYTES]).held(60.0):
         order.append("second")
     thread.join()
     assert order == ["first", "second"]
@@ -107,18 +107,18 @@ def test_a_wall_clock_that_is_set_ends_no_wait(memory: np.ndarray) -> None:
 
 @pytest.mark.multiprocess
 def test_the_next_one_is_told_once_that_its_holder_was_killed(memory: np.ndarray) -> None:
-    make_mutex(memory[:MUTEX_BYTES])
+    Mutex(memory[: Mutex.NBYTES]).make()
     killed = os.fork()
     if killed == 0:
         try:
-            with holding(memory[:MUTEX_BYTES], 10.0):
+            with Mutex(memory[: Mutex.NBYTES]).held(10.0):
                 memory[-1] = 7
                 os.kill(os.getpid(), signal.SIGKILL)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
     for expected in (True, False):
-        with holding(memory[:MUTEX_BYTES], 10.0) as was_abandoned:
+        with Mutex(memory[: Mutex.NBYTES]).held(10.0) as was_abandoned:
             assert was_abandoned == expected
             assert memory[-1] == 7
 
@@ -130,4 +130,4 @@ def test_a_system_without_such_locks_is_named(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(mutex, "_libc", Refusing())
     with pytest.raises(OSError, match=os.strerror(errno.ENOTSUP)):
-        make_mutex(np.zeros(MUTEX_BYTES, np.uint8))
+        Mutex(np.zeros(Mutex.NBYTES, np.uint8)).make()

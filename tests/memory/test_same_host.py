@@ -21,11 +21,9 @@ from gigl_loader.memory.same_host import (
     HostMark,
     Mappings,
     Offer,
-    open_region,
+    Region,
     read_offer,
     read_offers,
-    region_of,
-    sees,
 )
 from gigl_loader.memory.tensors import Offered
 from gigl_loader.processes import ForkedProcess
@@ -126,12 +124,12 @@ def _told(caplog) -> list[str]:
 
 def test_a_descriptor_that_was_used_again_is_noticed() -> None:
     first = segments.create_memfd(100)
-    region = region_of(first, 100)
-    os.close(open_region(region))
+    region = Region.of(first, 100)
+    os.close(region.open())
     second = segments.create_memfd(100)
     os.dup2(second, first)
     with pytest.raises(OSError, match="other memory"):
-        open_region(region)
+        region.open()
     os.close(second)
     os.close(first)
 
@@ -181,14 +179,13 @@ def test_nothing_stays_open_when_it_cannot_all_be_read() -> None:
 
 def test_a_mark_is_seen_by_who_can_map_it() -> None:
     mark, other = HostMark(), HostMark()
-    assert sees(mark.mark)
-    assert not sees(_changed(mark.mark, secret=other.mark.secret))
-    assert not sees(
-        dataclasses.replace(mark.mark, region=dataclasses.replace(mark.mark.region, pid=2**22 + 1))
-    )
+    assert mark.mark.is_seen()
+    assert not _changed(mark.mark, secret=other.mark.secret).is_seen()
+    elsewhere = dataclasses.replace(mark.mark.region, pid=2**22 + 1)
+    assert not dataclasses.replace(mark.mark, region=elsewhere).is_seen()
     mark.close()
     mark.close()
-    assert not sees(mark.mark)
+    assert not mark.mark.is_seen()
     other.close()
 
 
@@ -203,7 +200,7 @@ def test_mappings_are_used_again_and_the_longest_idle_go() -> None:
         os.pwrite(fd, bytes([number]), 0)
     mappings = Mappings(most_idle=2)
     dropped: list[int] = []
-    regions = [region_of(fd, 4096) for fd in fds]
+    regions = [Region.of(fd, 4096) for fd in fds]
     leases = [mappings.lease(one, partial(dropped.append, i)) for i, one in enumerate(regions)]
     assert mapped() == 4
     addresses = [ctypes.addressof(lease) for lease in leases]
@@ -229,10 +226,10 @@ def test_the_owner_may_lend_a_region_again_as_soon_as_it_is_told() -> None:
     """It is told when the mapping is idle, not before: else it would be mapped twice."""
     fd = segments.create_memfd(4096)
     mappings, again = Mappings(), []
-    lent = [mappings.lease(region_of(fd, 4096), lambda: again.append(lend()))]
+    lent = [mappings.lease(Region.of(fd, 4096), lambda: again.append(lend()))]
 
     def lend() -> int:
-        return ctypes.addressof(mappings.lease(region_of(fd, 4096), lambda: None))
+        return ctypes.addressof(mappings.lease(Region.of(fd, 4096), lambda: None))
 
     address = ctypes.addressof(lent[0])
     lent.clear()

@@ -15,6 +15,7 @@ from gigl_loader.commands.planning import main
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.on_device import device_expansion
 from gigl_loader.on_device.device_expansion import DeviceExpansion
 from gigl_loader.on_device.device_graph import LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
@@ -71,6 +72,22 @@ def test_a_graph_that_does_not_fit_is_refused_before_it_is_copied(
     ):
         dataset.to("cuda", features=features)
     assert dataset.placement is None
+
+
+@pytest.mark.parametrize(("hop", "places", "fanout"), [(1, 250, 5), (2, 1000, 4)])
+def test_hops_that_may_draw_too_many_are_refused(
+    hop: int, places: int, fanout: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50 seeds draw 5 each, and those 4 each."""
+    placed = DistDataset.from_pyg(_data()).to("cpu", kernels="torch")
+    fanouts = [5, 4][:hop]
+    monkeypatch.setattr(device_expansion, "_MOST_PLACES", places)
+    with DistNeighborLoader(placed, fanouts, torch.arange(50), **ONE) as loader:
+        assert next(iter(loader)).num_edges <= sum([250, 1000][:hop])
+    monkeypatch.setattr(device_expansion, "_MOST_PLACES", places - 1)
+    words = rf"hop {hop} over .* may draw {places:,} neighbours \(fan-out {fanout}, .* {DEGREE}\)"
+    with pytest.raises(ConfigError, match=words):
+        DistNeighborLoader(placed, fanouts, torch.arange(50), **ONE)
 
 
 class SmallMemory(DeviceMemory):

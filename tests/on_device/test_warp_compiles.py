@@ -8,7 +8,9 @@ import warp as wp
 from gigl_loader.on_device import warp_programs
 
 
-@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize(
+    "arch", [90, *(pytest.param(n, marks=pytest.mark.wide) for n in (80, 100))]
+)
 def test_all_kernels_compile_for(arch: int, tmp_path: Path) -> None:
     wp.init()
     made = wp.compile_aot_module(

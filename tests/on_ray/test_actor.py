@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripts import ForkedPython
 
 from gigl_loader import ResourceError, partition_graph
 from gigl_loader.ray.actor import ServerOptions, StorageServer, free_address
@@ -123,12 +124,17 @@ def test_a_server_that_is_told_to_stop_is_not_started_again(server: StorageServe
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_server_that_cannot_start_says_why(root: Path) -> None:
+def test_a_server_that_cannot_start_says_why(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     failing = "import sys; sys.exit('there is no such graph')"
     with _started(root, max_restarts=0, command=(sys.executable, "-c", failing)) as server:
         found = _wait_for(server, "failed")
     assert (found["served"], found["why"]) == (False, "it ended with exit code 1")
     assert found["last_log"] == ["there is no such graph"]
+    assert capsys.readouterr().err == "there is no such graph\n", (
+        "for the actor's log, which Ray keeps"
+    )
 
 
 SCRIPT = """
@@ -145,7 +151,7 @@ time.sleep(600)
 
 
 def test_a_real_server_ends_with_its_actor(root: Path) -> None:
-    actor = subprocess.Popen(
+    actor = ForkedPython(
         [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(root)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip

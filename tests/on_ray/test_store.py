@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.executable import forked_executable
+from support.executable import forked_ray
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.errors import (
@@ -33,19 +33,6 @@ pytestmark = pytest.mark.multiprocess
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "examples" / "ray" / "demo.py"
-ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT),
-    # the parent of Ray's agents is not Ray: let them watch a pipe, and not who their parent is
-    "RAY_enable_pipe_based_agent_to_parent_health_check": "1",
-    # no worker for each CPU before there is work: each actor here needs another environment
-    "RAY_prestart_worker_first_driver": "0",
-}
-IMPORTED = (
-    *("aiohttp", "filelock", "fsspec", "google.protobuf.message", "jsonschema", "msgpack"),
-    *("pandas", "psutil", "pyarrow.fs", "pydantic", "requests", "yaml"),
-    *("gigl_loader.ray.store", "torch_geometric.nn"),
-)
-"""What processes of the demo import, but Ray: its library reads variables when it is imported."""
 
 
 @pytest.mark.parametrize(
@@ -170,11 +157,11 @@ def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:
 @pytest.mark.longest
 def test_a_job_survives_and_goes_on_with_fewer_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray.train", reason="needs ray[train], which the ray extra installs")
-    with forked_executable(*IMPORTED) as python:
+    with forked_ray("gigl_loader.ray.store", "torch_geometric.nn") as (python, environment):
         done = subprocess.run(
             [python, str(DEMO), "--epochs=2", f"--notes={tmp_path}", "--verbose"],
-            env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False,
-            timeout=850,
+            env={**os.environ, **environment, "PYTHONPATH": str(ROOT)}, capture_output=True,
+            text=True, check=False, timeout=850,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]
     assert "killing storage server 0" in done.stdout

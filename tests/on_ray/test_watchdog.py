@@ -66,7 +66,9 @@ def test_servers_that_answer_are_asked_every_interval(watched: Any) -> None:
     assert [one["state"] for one in watchdog.health()] == ["serving", "serving"]
 
 
-def test_a_stopped_server_is_killed_once_and_may_come_back(watched: Any) -> None:
+def test_a_stopped_server_is_killed_once_and_may_come_back(
+    watched: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     watchdog, servers, clock = watched
     servers[1].says = None
     _pass(watchdog, clock, 9)
@@ -80,6 +82,11 @@ def test_a_stopped_server_is_killed_once_and_may_come_back(watched: Any) -> None
     _pass(watchdog, clock, 15)
     assert servers[1].killed == 2
     assert watchdog.error is None
+    assert caplog.messages == [
+        "storage server 1 did not answer for 10 s: killing it",
+        "storage server 1 was started again on None: its actor was lost",
+        "storage server 1 did not answer for 10 s: killing it",
+    ]
 
 
 def test_a_server_without_a_node_is_not_killed_and_given_up_in_the_end(watched: Any) -> None:
@@ -100,20 +107,36 @@ def test_a_server_without_a_node_is_not_killed_and_given_up_in_the_end(watched: 
          "it was ended by SIGKILL, and no restarts are left\nthe last line"),
     ],
 )  # fmt: skip
-def test_what_will_not_come_back_is_an_error(watched: Any, says: Any, words: str) -> None:
+def test_what_will_not_come_back_is_an_error(
+    watched: Any, says: Any, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     watchdog, servers, clock = watched
     servers[1].says = says
     _pass(watchdog, clock, 3)
     assert "server 1 on Ray is lost" in str(watchdog.error)
     assert words in str(watchdog.error)
+    _pass(watchdog, clock, 20)
+    assert caplog.messages == [str(watchdog.error)], "once, however often it is asked"
 
 
-def test_a_wait_ends_by_what_it_waits_for_an_error_or_the_time() -> None:
+def test_a_wait_ends_by_what_it_waits_for_an_error_or_the_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     server: Any = _Server()
     watchdog = Watchdog([server], interval_s=0.01, timeout_s=10, lost_after_s=60)
+    ask, failures = server.ask, [RuntimeError("Ray does not respond")]
+
+    def fail_first() -> None:
+        if failures:
+            raise failures.pop()
+        ask()
+
+    server.ask = fail_first
     watchdog.start()
     try:
         assert watchdog.wait_for(lambda all_: all_[0]["state"] == "serving", 60)
+        assert "cannot look after the storage servers" in caplog.text, "and looks again"
+        assert "Ray does not respond" in caplog.text
         assert not watchdog.wait_for(lambda all_: False, 0.05)
         server.says = RuntimeError("gone")
         assert watchdog.wait_for(lambda all_: False, 60)

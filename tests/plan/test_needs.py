@@ -8,7 +8,7 @@ from jobs_by_hand import COSTS, JOB
 
 from gigl_loader.plan.model import estimate
 from gigl_loader.plan.needs import cache_bytes, graph_bytes, share_kept
-from gigl_loader.rowcache.tables import WINDOW, segment_bytes, tables_of
+from gigl_loader.rowcache.tables import WINDOW, RowTables, segment_bytes
 
 
 def test_memory_by_hand() -> None:
@@ -38,7 +38,7 @@ def test_the_cache_of_a_machine_is_the_one_that_its_ranks_make() -> None:
     matrices: dict[Any, Any] = {owner: {("node_features", "n"): ("float32", (100,))}}
     for nodes in (10**6, 10**10):
         job = replace(JOB, nodes=nodes, edges=10 * nodes, machines=2, remote_cache=1e5 / nodes)
-        tables = tables_of(matrices, {owner: nodes}, {owner: nodes // 2}, job.remote_cache)
+        tables = RowTables.of(matrices, {owner: nodes}, {owner: nodes // 2}, job.remote_cache)
         assert cache_bytes(job, nodes / 2) == segment_bytes(tables)
     assert cache_bytes(job, nodes / 2) < 5e4 * 800 + 2e7
     assert cache_bytes(replace(job, dim=0), nodes / 2) == 0, "there are no rows to keep"

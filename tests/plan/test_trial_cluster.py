@@ -11,10 +11,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+from torch_geometric.data import Data
 
+from gigl_loader import partition_graph
 from gigl_loader.errors import PeerError
 from gigl_loader.plan.measure import Child, cpu_s_below, say
-from gigl_loader.plan.trial_cluster import BatchKind, Took, measure_one
+from gigl_loader.plan.trial_cluster import BatchKind, Took, measure, measure_one
 from gigl_loader.testing import wait_until
 
 
@@ -79,6 +82,30 @@ def test_processes_that_end_meanwhile_do_not_count(tree: psutil.Process) -> None
             assert [cpu_s_below(tree.pid) for _ in range(20)] == pytest.approx([before] * 20)
         finally:
             others.kill()
+
+
+@pytest.mark.multiprocess
+def test_a_trial_cluster_takes_batches_of_each_kind_in_each_deployment(tmp_path: Path) -> None:
+    """All nodes of a graph have as many neighbours, so that the sizes of its batches are known."""
+    nodes = torch.arange(40)
+    first, second = (str(tmp_path / name) for name in ("first", "second"))
+    for root, degree in ((first, 2), (second, 3)):
+        sources = torch.cat([(nodes + step) % 40 for step in range(1, degree + 1)])
+        edge_index = torch.stack([sources, nodes.repeat(degree)])
+        graph = Data(x=torch.ones(40, 4), edge_index=edge_index)
+        partition_graph(graph, 2, root, method="random", progress=False)
+
+    for from_store in (False, True):
+        kinds = [
+            BatchKind(root, (4,), 1, cache, from_store)
+            for root, cache in ((first, 0.0), (second, 0.5), (second, 0.0))
+        ]
+        plain, cached, other = measure(kinds)
+        for took, degree in ((plain, 2), (cached, 3), (other, 3)):
+            assert (took.nodes, took.edges) == (1 + degree, degree)
+            assert took.training_s > 0
+            assert (took.storage_s > 0) == from_store
+        assert plain.hit_rate == other.hit_rate == 0.0 < cached.hit_rate <= 1.0
 
 
 class _Here:

@@ -25,7 +25,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.memory import segments
-from gigl_loader.memory.same_host import HostMark, region_of
+from gigl_loader.memory.same_host import HostMark, Region
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.options import SAME_MEMORY_VARIABLE
@@ -319,7 +319,7 @@ def test_batches_of_this_machine_are_read_where_they_lie_and_given_back(
     mark, fd = HostMark(), segments.create_memfd(8)
     try:
         os.pwrite(fd, np.array([7, 7], np.float32).tobytes(), 0)
-        where = {"region": region_of(fd, 8), "columns": {}, "parts": []}
+        where = {"region": Region.of(fd, 8), "columns": {}, "parts": []}
         channel, (server,) = make(1)
         server.mark = mark.mark
         _start(channel, Attempt(0, 1), [(0, batch) for batch in range(4)])

@@ -106,7 +106,7 @@ def _fetch(shared, serial, before=None, connection=0, **how):
 
 
 def _start(shared, serial):
-    shared.start_epoch(0, EpochRequest(attempt=Attempt(0, serial)))
+    return shared.start_epoch(0, EpochRequest(attempt=Attempt(0, serial)))
 
 
 def test_a_failure_goes_to_the_fetches_that_wait_and_to_those_after(shared, producer, caplog):
@@ -219,6 +219,19 @@ def test_an_epoch_that_is_asked_for_again_goes_on(shared, producer):
     assert not producer.stream(0).is_broken_off, "of another attempt: it came late"
     shared.cancel_epoch(EpochRequest(attempt=Attempt(0, 1)))
     assert _fetch(shared, 1, 1).result(0) == (None, False)
+
+
+@pytest.mark.parametrize("rows_apart", [False, True])
+def test_whether_rows_come_with_the_batches_is_told_to_who_asks_again(shared, producer, rows_apart):
+    """The first answer may have been lost with the connection."""
+    producer.rows_apart = rows_apart
+    assert [_start(shared, serial) for serial in (1, 1, 2)] == [rows_apart] * 3
+
+
+def test_a_client_that_counts_no_attempts_starts_an_epoch_with_each_request(shared, producer):
+    for serial in (1, 2):
+        shared.start_epoch(5, EpochRequest())
+        assert producer.stream(0).attempt == Attempt(5, serial)
 
 
 def test_a_failure_of_a_broken_off_epoch_does_not_reach_the_next(shared, producer):

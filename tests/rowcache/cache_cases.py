@@ -88,7 +88,9 @@ def plan_of(graph: TinyGraph, hetero: bool, **changes: Any) -> SamplingPlan:
 
 
 def kill_a_holder(cache: RowCache) -> None:
-    memory = ctypes.c_void_p(cache.mutex.ctypes.data)  # threads that end are as processes are
+    memory = ctypes.c_void_p(
+        cache.mutex.memory.ctypes.data
+    )  # threads that end are as processes are
     holder = threading.Thread(target=ctypes.CDLL(None).pthread_mutex_lock, args=(memory,))
     holder.start()
     holder.join()

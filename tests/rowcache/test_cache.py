@@ -200,23 +200,23 @@ def test_a_holder_that_was_killed_leaves_an_empty_cache(num_ids: int) -> None:
 
 
 def test_a_holder_that_is_stopped_is_not_waited_for_for_ever() -> None:
-    memory = np.zeros(mutex.MUTEX_BYTES, np.uint8)
-    mutex.make_mutex(memory)
+    lock = mutex.Mutex(np.zeros(mutex.Mutex.NBYTES, np.uint8))
+    lock.make()
     failed: list[PeerTimeoutError] = []
 
     def wait() -> None:
         with (
             pytest.raises(PeerTimeoutError, match="is stopped") as found,
-            mutex.holding(memory, 0.01),
+            lock.held(0.01),
         ):
             pass
         failed.append(found.value)
 
-    with mutex.holding(memory, 1.0) as was_abandoned:
+    with lock.held(1.0) as was_abandoned:
         assert not was_abandoned
         other = threading.Thread(target=wait)
         other.start()
         other.join()
     assert len(failed) == 1
-    with mutex.holding(memory, 1.0) as was_abandoned:
+    with lock.held(1.0) as was_abandoned:
         assert not was_abandoned

@@ -14,21 +14,19 @@ import numpy as np
 import pytest
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.dataset.view import Owner
+from gigl_loader.dataset.view import Matrix, Owner, Row
 from gigl_loader.errors import UsageError
-from gigl_loader.memory.mutex import holding
 from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions
 from gigl_loader.rowcache import machine
-from gigl_loader.rowcache.cache import MISSING
+from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.machine import (
     MachineRows,
     RowsClaim,
-    firsts_of_machines,
     memory_for,
     name_of_rows,
     shared_memory,
 )
-from gigl_loader.rowcache.tables import RowTable
+from gigl_loader.rowcache.tables import RowTable, RowTables
 from gigl_loader.testing import TinyGraph, open_files
 
 OWNER: Owner = ("node", NODE)
@@ -41,14 +39,13 @@ def _told(data: bytes, make: Any) -> bytes:
     return data
 
 
-def _tables(capacity: int, num_ids: int = 50) -> dict:
-    return {
-        OWNER: RowTable(num_ids=num_ids, capacity=capacity, matrices={MATRIX: ("float32", (2,))},
-                     references=100)
-    }  # fmt: skip
+def _tables(capacity: int, num_ids: int = 50) -> RowTables:
+    matrices: dict[Matrix, Row] = {MATRIX: ("float32", (2,))}
+    table = RowTable(num_ids=num_ids, capacity=capacity, matrices=matrices, references=100)
+    return RowTables({OWNER: table})
 
 
-def _opened(first: MachineRows, tables: dict) -> MachineRows:
+def _opened(first: MachineRows, tables: RowTables) -> MachineRows:
     """Return the memory as another process has it."""
     second = MachineRows.of(first.offer("rows"))
     assert second.cache(tables) is second.rows
@@ -97,13 +94,13 @@ def test_a_rank_that_is_killed_while_it_holds_the_lock_is_survived() -> None:
     if killed == 0:
         try:
             rank = _opened(maker, _tables(10))
-            with holding(rank.rows.mutex, 10.0):
+            with rank.rows.mutex.held(10.0):
                 os.kill(os.getpid(), signal.SIGKILL)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
-    assert (maker.rows.plan(numbers[1], ids)[OWNER] == MISSING).all()
-    assert (maker.rows.plan(maker.rows.add(user, ids), ids)[OWNER] < MISSING).all()
+    assert (maker.rows.plan(numbers[1], ids)[OWNER] == RowCache.MISSING).all()
+    assert (maker.rows.plan(maker.rows.add(user, ids), ids)[OWNER] < RowCache.MISSING).all()
     assert maker.rows.num_known == 0
 
 
@@ -117,7 +114,8 @@ def test_memory_that_cannot_be_seen_or_is_for_other_rows_is_not_used() -> None:
     with pytest.raises(UsageError, match="has no cache"):
         _ = opened.rows
     (table,) = _tables(10).values()
-    for tables in (_tables(10, num_ids=5000), {**_tables(10), ("node", "else"): table}):
+    more = RowTables({**_tables(10), ("node", "else"): table})
+    for tables in (_tables(10, num_ids=5000), more):
         assert opened.cache(tables) is None
         assert memory_for(tables, opened) is not opened, "it has one of its own"
     assert memory_for(_tables(7), opened) is opened
@@ -138,14 +136,14 @@ def test_who_is_first_to_know_the_rows_makes_the_cache_and_others_map_it() -> No
     seen = first.cache(_tables(10))
     assert seen is not None
     assert first.cache(_tables(10)) is seen
-    assert (seen.plan(seen.add(seen.join(), ids), ids)[OWNER] > MISSING).all()
+    assert (seen.plan(seen.add(seen.join(), ids), ids)[OWNER] > RowCache.MISSING).all()
     assert seen.num_users == 2
     del first, second, made, seen
     gc.collect()
     assert not [one for one in open_files() if "gigl_loader.rows" in one]
 
 
-def _shared(tables: dict, name: str) -> MachineRows:
+def _shared(tables: RowTables, name: str) -> MachineRows:
     return shared_memory(tables, name, lambda make: None)
 
 
@@ -197,12 +195,14 @@ def test_ranks_need_not_name_their_types_in_one_order() -> None:
         for owner in owners
     }
 
-    def tables(order: int) -> dict:
-        return {
-            owner: RowTable(num_ids=50, capacity=10, references=100,
-                         matrices=dict(list(matrices[owner].items())[::order]))
+    def tables(order: int) -> RowTables:
+        return RowTables({
+            owner: RowTable(
+                num_ids=50, capacity=10, references=100,
+                matrices=dict(list(matrices[owner].items())[::order]),
+            )
             for owner in owners[::order]
-        }  # fmt: skip
+        })  # fmt: skip
 
     maker = memory_for(tables(1))
     other = _opened(maker, tables(-1))
@@ -238,7 +238,7 @@ def test_ranks_agree_on_the_first_one_of_their_machine(monkeypatch: pytest.Monke
     offers = [rank.offer for rank in ranks]
     assert offers[0] is not None
     away = replace(offers[0], machine="another one")
-    firsts = firsts_of_machines([None, *offers, away])
+    firsts = machine.RowsOffer.firsts([None, *offers, away])
     assert firsts == [offers[0]], "of what nobody else wants nothing has to be said"
     memories = [rank.agreed(firsts) for rank in ranks]
     inodes = [memory.region.inode for memory in memories]

@@ -9,7 +9,7 @@ from cache_cases import OWNER, one_table
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.view import owner_of
-from gigl_loader.rowcache.tables import make_tables, segment_bytes, tables_of
+from gigl_loader.rowcache.tables import RowTables, make_tables, segment_bytes
 from gigl_loader.testing import TinyGraph
 
 
@@ -17,7 +17,7 @@ def test_what_a_cache_takes_does_not_grow_with_the_graph() -> None:
     matrices: Any = {OWNER: {("node_features", NODE): ("uint8", (400,))}}
 
     def tables(num_ids: int, size: float) -> dict:
-        return tables_of(matrices, {OWNER: num_ids}, {OWNER: num_ids}, size)
+        return RowTables.of(matrices, {OWNER: num_ids}, {OWNER: num_ids}, size)
 
     sizes = [segment_bytes(tables(10**digits, 10_000 / 10**digits)) for digits in range(6, 11)]
     assert tables(10**10, 1e-6)[OWNER].capacity == 10_000
@@ -47,12 +47,12 @@ def test_sizes() -> None:
 def test_a_cache_has_a_slot_and_never_more_than_there_are_rows(size: int | float) -> None:
     matrices: Any = {("node", name): {("node_features", name): ("float32", (4,))} for name in "ab"}
     counts: Any = {("node", "a"): 30, ("node", "b"): 20_000}
-    tables = tables_of(matrices, dict.fromkeys(counts, 50_000), counts, size)
+    tables = RowTables.of(matrices, dict.fromkeys(counts, 50_000), counts, size)
     for owner, count in counts.items():
         assert 1 <= tables[owner].capacity <= count
         if isinstance(size, float):
             assert tables[owner].capacity == max(1, round(size * count))
-    least = segment_bytes(tables_of(matrices, dict.fromkeys(counts, 50_000), counts, 0.0))
+    least = segment_bytes(RowTables.of(matrices, dict.fromkeys(counts, 50_000), counts, 0.0))
     assert segment_bytes(tables) <= max(size, least) or isinstance(size, float)
 
 

@@ -109,3 +109,18 @@ def test_that_kernels_are_compiled_is_said_once_and_only_where_it_is_so(tmp_path
     assert run(_COMPILES) == "", "they are there now"
     more = run(_COMPILES + _COMPILES_MORE)
     assert more.count("compiling") == more.count("compiling kernels that pack ids") == 1
+
+
+_WITHOUT_A_CACHE = """
+from numba.core.caching import CacheImpl
+CacheImpl._locator_classes = []  # no folder can be written to
+"""
+
+
+def test_kernels_are_compiled_where_no_cache_can_be_written() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_A_CACHE + _COMPILES], capture_output=True, text=True,
+        timeout=300, check=True,
+    )  # fmt: skip
+    assert "no place for Numba's cache: compiling anew; set NUMBA_CACHE_DIR" in done.stderr
+    assert "kept for later loaders in memory" in done.stderr

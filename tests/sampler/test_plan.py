@@ -30,7 +30,7 @@ def test_keys_differ_in_everything_that_they_are_made_of() -> None:
 
 
 def test_known_keys() -> None:
-    """Worked out with hashlib alone: a change draws other batches, and needs a new DRAW_VERSION."""
+    """Worked out with hashlib alone: a change draws other batches, and needs a new draw_version."""
     text = edge_type_str(EDGE).encode()
     for epoch, batch, hop in ((0, 0, 0), (2**62, 5, 1 << 33)):
         numbers = b"".join(one.to_bytes(8, "little") for one in (7, epoch, batch, hop))

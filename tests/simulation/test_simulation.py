@@ -68,10 +68,13 @@ def test_who_waits_for_ever_is_seen() -> None:
 
 
 @pytest.mark.parametrize("size", [SMALL, REPLICAS])
-def test_drawn_faults_lose_no_batch(size: Size) -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(5), pytest.param(range(5, 25), marks=pytest.mark.wide)], ids=["few", "more"]
+)
+def test_drawn_faults_lose_no_batch(size: Size, seeds: range) -> None:
     undisturbed = run_job(size, [])
     assert undisturbed.wrong == ""
-    for seed in range(12):
+    for seed in seeds:
         found = run_job(size, draw_faults(seed, size))
         assert (found.wrong, found.digest) == ("", undisturbed.digest), f"schedule {seed}"
 

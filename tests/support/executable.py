@@ -88,6 +88,30 @@ def forked_executable(*modules: str) -> Iterator[str]:
             process.join()
 
 
+@contextlib.contextmanager
+def forked_ray(*modules: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Give an executable as `forked_executable` does, and variables, for Ray's Python processes.
+
+    Args:
+        modules: Imported beside what Ray's own processes import.
+    """
+    with forked_executable(*_IMPORTED_BY_RAY, *modules) as path:
+        yield path, _OF_RAY
+
+
+_IMPORTED_BY_RAY = (
+    *("aiohttp", "filelock", "fsspec", "google.protobuf.message", "jsonschema", "msgpack"),
+    *("pandas", "psutil", "pyarrow.fs", "pydantic", "requests", "yaml"),
+)
+"""By its processes, but Ray: its library reads variables when it is imported."""
+_OF_RAY = {
+    # the parent of Ray's agents is not Ray: let them watch a pipe, and not who their parent is
+    "RAY_enable_pipe_based_agent_to_parent_health_check": "1",
+    # no worker for each CPU before there is work: actors need workers of another environment
+    "RAY_prestart_worker_first_driver": "0",
+}
+
+
 def _serve(door: socket.socket, modules: tuple[str, ...]) -> None:
     """Fork what stand-ins ask for, until this process is killed."""
     for module in modules:

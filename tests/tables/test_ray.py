@@ -1,6 +1,7 @@
 """Joins and sorts as tasks of Ray."""
 
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.executable import forked_ray
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError
@@ -40,8 +42,18 @@ def _files(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.longest
-def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
+def test_two_nodes_of_ray_write_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray")
+    with forked_ray("gigl_loader.tables.resumable") as (python, environment):
+        monkeypatch.setattr(sys, "executable", python)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        _two_nodes_write_the_same_bytes(ray, tmp_path)
+
+
+def _two_nodes_write_the_same_bytes(ray: Any, tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
 
     nodes, edges = _tables(tmp_path / "tables")
@@ -111,7 +123,7 @@ def _one_id_is_null(folder: Path) -> None:
 
 def test_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, edges = _tables(tmp_path / "tables")
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"gigl_loader\[ray\]"):
         partition_tables(nodes, edges, 2, tmp_path / "parts", engine="ray", progress=False)
     engine: Any = "spark"

@@ -142,6 +142,21 @@ def test_errors_types_and_goodbyes_are_those_of_the_real_network() -> None:
         there.caller.ask("double", question(1), Answer).wait()
 
 
+def test_a_caller_that_closes_ends_its_questions_and_says_goodbye() -> None:
+    there = Simulated(work_s=1.0)
+    replies = [there.caller.ask("double", question(i), Answer) for i in range(2)]
+    there.clock.run(0.5)  # the first one is there, the second one waits for it
+    with there.caller:
+        pass
+    for reply in replies:
+        with pytest.raises(PeerLostError, match="store:1000: closed on this side") as caught:
+            reply.wait()
+        assert caught.value.end is End.CLOSED
+    assert there.ends == [("tester", End.SHUTDOWN)]
+    there.clock.run(10.0)
+    assert there.asked == [0], "what waited is asked no more"
+
+
 def test_a_token_that_differs_is_refused() -> None:
     there = Simulated()
     one, other = (Security.resolve("", token, False) for token in "xy")

@@ -51,6 +51,16 @@ def test_the_ephemeral_certificate_is_made_once() -> None:
     assert certs.first_certificate(certs.throwaway()).startswith("-----BEGIN CERTIFICATE")
 
 
+def test_a_certificate_in_memory_is_gone_after_its_use() -> None:
+    """An open descriptor for each would in the end be one too many."""
+    before = os.listdir("/proc/self/fd")
+    with certs.in_memory(b"a certificate") as path:
+        assert Path(path).read_bytes() == b"a certificate"
+    with pytest.raises(ssl.SSLError), certs.in_memory(b"no certificate") as path:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_path_and_a_host_cannot_change_what_is_made(tmp_path: Path) -> None:
     """Paths with signs that OpenSSL's configuration gives a meaning, and hosts with its commas."""
     folder = certs.make_folder(tmp_path / "a $b #c", ["node0"])

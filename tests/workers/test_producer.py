@@ -245,6 +245,25 @@ def test_two_consumers_share_the_workers_and_nothing_else() -> None:
     producer.shutdown()
 
 
+def test_it_is_ready_when_the_next_batch_or_the_end_is_there() -> None:
+    producer, pool = make_producer(DATASET, torch.arange(4), batch_size=4)
+    producer.start_epoch(0)
+    poll = pool.poll
+
+    def nothing(timeout_s: float) -> list[object]:
+        return []
+
+    pool.poll = nothing
+    assert not producer.ready()
+    pool.poll = poll
+    assert producer.ready(), "it takes what came, without a call of next"
+    pool.poll = nothing
+    assert producer.next().ticket.batch == 0
+    assert producer.ready()
+    assert producer.next() is None
+    producer.shutdown()
+
+
 def test_no_progress_is_an_error_that_names_the_busy() -> None:
     producer, pool = make_producer(DATASET, torch.arange(8), workers=2, timeout=0.05)
     producer.start_epoch(0)

@@ -24,7 +24,7 @@ from gigl_loader import DistDataset
 from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.message import EDGE_INDEX, NODE, BatchTicket
 from gigl_loader.options import CacheOptions
-from gigl_loader.rowcache.cache import RowCache, load
+from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
 from gigl_loader.rowcache.tables import RowTable
 from gigl_loader.sampler.neighbor import NeighborSampler
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     num_ids = 1 << args.scale
-    load()
+    RowCache.load_kernels()
     lines = [f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs, numpy "
              f"{np.__version__}: {num_ids:,} nodes, {args.edges * num_ids:,} edges, "
              f"{args.parts} random parts, fan-outs {list(FANOUTS)}.", "", HEADER]  # fmt: skip

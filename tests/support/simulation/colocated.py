@@ -9,9 +9,11 @@ the start of workers; the network. Ranks of a machine do not read each other's m
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from gigl_loader.options import SourceOptions
+from gigl_loader.rowcache.tables import RowTables
 from gigl_loader.testing import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, rendezvous
@@ -115,7 +117,8 @@ def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) 
             held for held in vars(one).values() if held is not meeting and held is not own
         ]
 
-    names: dict[str, Any] = {"reads_same_memory": lambda: False, "remote_bytes": lambda *_: 0}
+    no_rows = SimpleNamespace(of_view=lambda *_: RowTables())
+    names: dict[str, Any] = {"reads_same_memory": lambda: False, "RowTables": no_rows}
     with world.installed((agreement, rendezvous), **names):
         for rank, process in enumerate(processes):
             # drawn delays: ranks that all come at the same moment would hide who waits for whom
