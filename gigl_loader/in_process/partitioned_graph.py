@@ -192,14 +192,15 @@ class PartitionedGraph:
             columns.append(torch.full_like(request.ids, _LOWEST) if times is None else times)
         return torch.stack(columns[: self._columns], 1)
 
-    def _keys_of_rows(self, routes: _Routes) -> Sequence[Tensor]:
+    def _keys_of_rows(self, routes: _Routes) -> list[Tensor]:
         """Return by request ``[n]`` int64, the key by which each node that came is drawn for."""
         counts = np.array(routes.receive, np.int64)
         keys = np.array(routes.further, np.int64).T  # by request and rank, as the counts
         keys, repeats = self._memory.uploaded_array(np.stack([keys, counts])).view(2, -1)
         totals = counts.sum(1).tolist()
         # with its size the host waits for no result
-        return keys.repeat_interleave(repeats, output_size=sum(totals)).split(totals)
+        of_rows: Tensor = keys.repeat_interleave(repeats, output_size=sum(totals))
+        return list(of_rows.split(totals))
 
     def _drawn(self, request: HopRequest, columns: Tensor, keys: Tensor) -> Tensor:
         """Return ``[n, response size]`` int64: neighbours and edge ids of each node."""

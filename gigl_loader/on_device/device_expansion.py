@@ -146,7 +146,10 @@ class Grown:
         hops: dict[EdgeType, list[_HopPlaces | None]],
     ) -> None:
         self._labels, self._num_stops = labels, len(stops)
-        self._hops = hops
+        # not the places themselves, whose memory is free once they are in one array
+        self._has_places = {
+            name: [hop is not None for hop in by_hop] for name, by_hop in hops.items()
+        }
         # Edges of all types lie in one array, type after type.
         places = [hop for by_hop in hops.values() for hop in by_hop if hop is not None]
         counts = torch.cat(stops)
@@ -180,9 +183,9 @@ class Grown:
             per_hop[name] = [b - a for a, b in zip([0, *stops], stops, strict=False)]
         read = iter(counts[num_types * self._num_stops :])
         edges, begin = {}, 0
-        for edge_type, hops in self._hops.items():
+        for edge_type, hops in self._has_places.items():
             # a hop without places ends where the one before it does
-            ends = list(accumulate(hops, lambda end, hop: end if hop is None else next(read),
+            ends = list(accumulate(hops, lambda end, has_places: next(read) if has_places else end,
                                    initial=begin))  # fmt: skip
             hop_counts = [end - start for start, end in pairwise(ends)]
             edges[edge_type] = self._cut(begin, ends[-1], hop_counts)

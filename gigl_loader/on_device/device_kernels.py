@@ -171,7 +171,7 @@ class TorchKernels:
         Returns:
             ``[n]`` int64; a repeated key has the label of its first place; -1 in unused places.
         """
-        results, counts = [], []
+        results, counts = list[Tensor](), list[Tensor]()
         for at, of_type in enumerate(keys.split(places.sizes)):
             known = labels.keys[labels.begins[at] : labels.begins[at + 1]]
             results.append(self._label_type(known, labels.counts[at], of_type, counts))

@@ -2,8 +2,8 @@
 
 One source is compiled for CUDA and, in tests, for the CPU.
 
-A program has a thread for each row, or for each key, and no thread's result depends on the timing
-of another one. The folder of compiled programs is Warp's own setting (``WARP_CACHE_PATH``).
+A program has a thread for each row, part of a row, draw or key, and no result depends on the timing
+of threads. The folder of compiled programs is Warp's own setting (``WARP_CACHE_PATH``).
 """
 
 from typing import Any
@@ -534,7 +534,7 @@ def join_long_rows(
     """Choose the least values of all parts of a long row; a thread for each of these rows."""
     k = wp.tid()
     if k < long_rows[0]:
-        i = long_rows[k + 1]
+        i = long_rows[k + 1]  # type: ignore[operator]
         width = offsets.shape[1]
         size = wp.int32(0)
         heaped = wp.int32(0)

@@ -181,7 +181,8 @@ def test_no_id_is_sorted_on_the_host(
     with DistNeighborLoader(plain, [4, 3], nodes, **ONE, with_edge=True, **how) as loader:
         known = [batch_digest(batch) for batch in loader]
         batch_size = loader.batch_size
-    sizes, unique, add, asked = [], np.unique, KeptRows.add, []
+    sizes, unique, add = list[int](), np.unique, KeptRows.add
+    asked: list[Any] = []
 
     def sorting(ids: Any, **keywords: Any) -> Any:
         sizes.append(ids.size)
