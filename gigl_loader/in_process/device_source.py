@@ -251,7 +251,7 @@ class PartitionedSource(PlacedSource):
         trial = EpochBatches(Attempt(AT_ONCE_EPOCH, 0), [], [], None, 1)
         request = _no_request(trial, 0)
         with (
-            self._told_to_others(trial, 0),
+            self._error_sent_to_ranks(trial, 0),
             named_errors(request.ticket, "a batch for trial, before the first epoch"),
         ):
             drawn = self.sampler.cut(self.sampler.launch(*self.sampler.first_nodes(request)))

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,8 +38,8 @@ from gigl_loader.on_device.device_graph import (
     read_rows,
     rows_of,
 )
-from gigl_loader.on_device.device_kernels import HopDrawn, TorchKernels
-from gigl_loader.on_device.torch_numbers import signed, unsigned
+from gigl_loader.on_device.device_kernels import HopEdges, TorchKernels
+from gigl_loader.on_device.torch_numbers import signed
 from gigl_loader.ranks import RankExchange
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.sizes import size_in_words
@@ -141,7 +142,7 @@ class PartitionedGraph:
 
     # -- draws -------------------------------------------------------------------------------------
 
-    def draw(self, requests: Sequence[HopRequest]) -> list[HopDrawn | None]:
+    def draw(self, requests: Sequence[HopRequest]) -> Sequence[HopEdges | None]:
         """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
         books = [self._owners_of(request) for request in requests]
         keys = [signed(request.draw.key) for request in requests]
@@ -150,16 +151,16 @@ class PartitionedGraph:
                    zip(requests, routes.orders, strict=True)]  # fmt: skip
         came = self._sent(columns, routes)
         sizes = [self._response_size(request) for request in requests]
+        keys_of_rows = self._keys_of_rows(routes)
+        # One draw for all ranks, whose keys differ: by rank, the rows of each request.
         drawn = [
-            self._drawn(
-                replace(
-                    request, draw=replace(request.draw, key=unsigned(routes.further[rank][at]))
-                ),
-                pieces[at],
-            )
-            for rank, pieces in enumerate(came) for at, request in enumerate(requests)
+            self._drawn(request, torch.cat([by_kind[at] for by_kind in came]), keys_of_rows[at])
+            .split(routes.receive[at])
+            for at, request in enumerate(requests)
         ]  # fmt: skip
-        sent = torch.cat([response.reshape(-1) for response in drawn])
+        sent = torch.cat(
+            [by_rank[rank].reshape(-1) for rank in range(self._peers.size) for by_rank in drawn]
+        )
         receive, send = _totals(routes.send, sizes), _totals(routes.receive, sizes)
         out = sent.new_empty(sum(receive))
         results = [self._no_response(request) for request in requests]
@@ -172,13 +173,8 @@ class PartitionedGraph:
                 _place(result, rows, routes.orders[at], request.width)
         return results
 
-    def neighbors(self, edge_type: EdgeType, drawn: HopDrawn) -> Tensor:
-        """Return ``[n, width]`` int64, the drawn neighbours."""
-        assert drawn.neighbors is not None, "owners send them"
-        return drawn.neighbors
-
     def edge_ids(self, edge_type: EdgeType, edges: Tensor) -> Tensor:
-        """Return the id of each edge, of `HopDrawn.edges`, as int64."""
+        """Return the id of each edge, of `HopEdges.edges`, as int64."""
         return edges  # owners send ids
 
     def _owners_of(self, request: HopRequest) -> Tensor:
@@ -186,8 +182,8 @@ class PartitionedGraph:
         book = self.view.node_books.get(self.view.row_type(request.draw.edge_type))
         if not request.width:
             return torch.full_like(request.ids, self._peers.size)
-        ranks = self._ranks(book, torch.where(request.there, request.ids, 0))
-        return torch.where(request.there, ranks, self._peers.size)
+        ranks = self._ranks(book, request.ids.clamp(min=0))
+        return torch.where(request.ids < 0, self._peers.size, ranks)
 
     def _columns_of(self, request: HopRequest) -> Tensor:
         """Return ``[n, columns]`` int64, what an owner has to know of each node."""
@@ -196,38 +192,47 @@ class PartitionedGraph:
             columns.append(torch.full_like(request.ids, _LOWEST) if times is None else times)
         return torch.stack(columns[: self._columns], 1)
 
-    def _drawn(self, request: HopRequest, columns: Tensor) -> Tensor:
-        """Return ``[n, response size]`` int64: count, neighbours and edge ids of each node."""
-        name, width = request.draw.edge_type, request.width
+    def _keys_of_rows(self, routes: _Routes) -> list[Tensor]:
+        """Return by request ``[n]`` int64, the key by which each node that came is drawn for."""
+        counts = np.array(routes.receive, np.int64)
+        keys = np.array(routes.further, np.int64).T  # by request and rank, as the counts
+        keys, repeats = self._memory.uploaded_array(np.stack([keys, counts])).view(2, -1)
+        totals = counts.sum(1).tolist()
+        # with its size the host waits for no result
+        of_rows: Tensor = keys.repeat_interleave(repeats, output_size=sum(totals))
+        return list(of_rows.split(totals))
+
+    def _drawn(self, request: HopRequest, columns: Tensor, keys: Tensor) -> Tensor:
+        """Return ``[n, response size]`` int64: neighbours and edge ids of each node."""
+        name = request.draw.edge_type
         adjacency = self.view.adjacency[name]
         if not columns.numel() or not adjacency.indices.numel():
-            return columns.new_zeros((columns.shape[0], self._response_size(request)))
+            return columns.new_full((columns.shape[0], self._response_size(request)), -1)
         # a copy: kernels read contiguous arrays
         ids, drawn_by, until, since = (
             columns[:, min(at, self._columns - 1)].contiguous() for at in range(4)
         )
         request = replace(
-            request, ids=ids, drawn_by=drawn_by,
+            request, ids=ids, drawn_by=drawn_by, keys=keys,
             until=until if request.draw.timed else None,
             since=since if request.draw.timed else None,
         )  # fmt: skip
         rows = adjacency.locate(ids)
         drawn = drawn_from(self.view, self._kernels, request, rows, self.degrees[name])
-        # Unused places have position 0, and so the neighbour there: counts tell them apart.
-        parts = [drawn.counts[:, None], self._kernels.items(adjacency.indices, drawn.edges)]
-        if self._plan.with_edge:
-            parts.append(edge_ids_at(adjacency, drawn.edges, self._kernels))
-        return torch.cat(parts, 1)[:, : 1 + width * (len(parts) - 1)]
+        if not self._plan.with_edge:
+            return drawn.neighbors
+        edge_ids = edge_ids_at(adjacency, drawn.edges, self._kernels)
+        return torch.cat([drawn.neighbors, edge_ids], 1)
 
     def _response_size(self, request: HopRequest) -> int:
-        return 1 + request.width * (2 if self._plan.with_edge else 1)
+        return request.width * (2 if self._plan.with_edge else 1)
 
-    def _no_response(self, request: HopRequest) -> HopDrawn | None:
+    def _no_response(self, request: HopRequest) -> HopEdges | None:
         if not request.width or not request.ids.numel():
             return None
-        neighbors = request.ids.new_zeros((request.ids.numel(), request.width))
+        neighbors = request.ids.new_full((request.ids.numel(), request.width), -1)
         edges = torch.zeros_like(neighbors) if self._plan.with_edge else neighbors
-        return HopDrawn(edges, torch.zeros_like(request.ids), neighbors)
+        return HopEdges(edges, neighbors)
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -313,13 +318,11 @@ def words_of(view: PartitionView[Any], plan: SamplingPlan) -> int:
     return max(2 * len(plan.fanouts), len(view.num_nodes) + len(plan.fanouts))
 
 
-def _place(result: HopDrawn, rows: Tensor, at: Tensor, width: int) -> None:
+def _place(result: HopEdges, rows: Tensor, at: Tensor, width: int) -> None:
     """Write the responses of owners to the places of the nodes."""
-    assert result.neighbors is not None, "owners send them"
-    result.counts.index_copy_(0, at, rows[:, 0])
-    result.neighbors.index_copy_(0, at, rows[:, 1 : 1 + width])
+    result.neighbors.index_copy_(0, at, rows[:, :width])
     if result.edges is not result.neighbors:
-        result.edges.index_copy_(0, at, rows[:, 1 + width :])
+        result.edges.index_copy_(0, at, rows[:, width:])
 
 
 def _cut(values: Tensor, counts: list[list[int]], sizes: Sequence[int]) -> list[list[Tensor]]:

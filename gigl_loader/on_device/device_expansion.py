@@ -5,32 +5,81 @@ fan-outs allow; only the device knows which of its places are used. The counts c
 the end, in one copy that nobody waits for; with them `Grown.sampled` cuts the arrays.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import Owner
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.device_graph import DeviceGraph, HopRequest
-from gigl_loader.on_device.device_kernels import DeviceLabels, HopDrawn, TorchKernels
+from gigl_loader.on_device.device_kernels import (
+    DeviceLabels,
+    HopEdges,
+    TorchKernels,
+    TypedPlaces,
+)
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
-from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.sampler.plan import Draw, SamplingPlan
 
 _MOST_PLACES = 1 << 28
 """Most neighbours that one hop over one edge type may reserve: 2 GiB for each array of them."""
+_MOST_LABELLED = 1 << 30
+"""Most places that are labelled at once: Warp's indices have 32 bits, and its table two positions
+for each place."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the host knows of a batch before it is launched: draws, and the places that it needs."""
+
+    draws: list[Draw]
+    """Hop after hop, by edge type in the order of `DeviceExpansion`."""
+    num_roots: list[int]
+    """By node type."""
+    begins: list[int]
+    """``[num_types + 1]``, see `DeviceLabels.begins`."""
+    frontiers: list[list[int]]
+    """By hop and node type, the most nodes that are expanded."""
+    reached: list[list[int]]
+    """By hop and node type, the most neighbours that are drawn."""
+
+    def numbers(self) -> Array:
+        """Return what of it the device reads, for `read`; ``[n]`` int64."""
+        keys = np.array([draw.key for draw in self.draws], np.uint64).view(np.int64)
+        ends = np.cumsum(np.array(self.reached, np.int64).reshape(-1, len(self.num_roots)), 1)
+        return np.concatenate([keys, self.num_roots, self.begins, ends.reshape(-1)])
+
+    def read(self, numbers: Tensor) -> tuple[Sequence[Tensor], Tensor, Tensor, Sequence[Tensor]]:
+        """Return (the key of each draw, roots by type, `begins`, ends of `reached` by hop).
+
+        Args:
+            numbers: `numbers`, on the device.
+        """
+        num_types = len(self.num_roots)
+        sizes = [1] * len(self.draws) + [num_types, num_types + 1]
+        parts = numbers.split(sizes + [num_types] * len(self.reached))
+        num_draws = len(self.draws)
+        roots, begins, *ends = parts[num_draws:]
+        return parts[:num_draws], roots, begins, ends
 
 
 @dataclass(frozen=True)
 class DeviceRoots:
     """The roots of a batch, on the device."""
 
+    layout: Layout
     keys: dict[NodeType, Tensor]
     """``[num_roots]`` int64, in the order of their labels, repeats too; see `DeviceLabels.keys`."""
+    numbers: Tensor
+    """Numbers of the layout."""
     until: Tensor | None = None
     """``[num_trees]`` int64, the latest time of a neighbour in each tree."""
     since: Tensor | None = None
@@ -48,16 +97,26 @@ def pair_keys(expanded: Any, neighbors: Any, num_nodes: int) -> Any:
     return expanded * num_nodes + neighbors
 
 
-@dataclass
-class _Edges:
-    """Edges of one type, in places of which some are used."""
+@dataclass(frozen=True)
+class _Frontier:
+    """The nodes of one type that a hop expands, in places of which some are used."""
 
-    neighbors: list[Tensor] = field(default_factory=list)
-    targets: list[Tensor] = field(default_factory=list)
-    offsets: list[Tensor] = field(default_factory=list)
-    valid: list[Tensor] = field(default_factory=list)
-    counts: list[Tensor] = field(default_factory=list)
-    """Edges of each hop, ``[]`` int64."""
+    labels: Tensor
+    """``[n]`` int64."""
+    keys: Tensor
+    """``[n]`` int64; -1 in unused places."""
+
+
+@dataclass(frozen=True)
+class _HopPlaces:
+    """Places for the edges of one hop and type, of which some are used."""
+
+    neighbors: Tensor
+    """``[n]`` int64, labels; -1 in unused places."""
+    targets: Tensor
+    """``[n]`` int64, labels of the nodes that they were drawn for."""
+    edges: Tensor
+    """``[n]`` int64, as `HopEdges.edges`."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +126,7 @@ class SampledEdges:
     edge_index: Tensor
     """``[2, count]`` int64: neighbours, and the nodes they were drawn for, by label."""
     offsets: Tensor
-    """``[count]`` int64, as `HopDrawn.edges`."""
+    """``[count]`` int64, as `HopEdges.edges`."""
     per_hop: list[int]
 
 
@@ -75,71 +134,81 @@ class Grown:
     """A launched batch.
 
     Args:
-        labels: Its nodes by type.
-        edges: Its edges by type, hop after hop.
-        stops: By type, the number of nodes after the roots and after each hop: numbers of the host
-            for the roots, ``[]`` int64 of the device for the hops.
+        labels: Its nodes.
+        stops: ``[num_types]`` int64 each, the number of nodes after the roots and after each hop.
+        hops: By edge type, the places of its edges by hop; None: nothing is drawn.
     """
 
     def __init__(
         self,
-        labels: dict[NodeType, DeviceLabels],
-        edges: dict[EdgeType, _Edges],
-        stops: dict[NodeType, list[Tensor]],
+        labels: DeviceLabels,
+        stops: list[Tensor],
+        hops: dict[EdgeType, list[_HopPlaces | None]],
     ) -> None:
-        self._labels = labels
-        self._stops = stops
-        self._edges: dict[EdgeType, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
-        self._num_hops = len(next(iter(stops.values()), [None])) - 1
-        counts = [count for name in sorted(stops) for count in stops[name]]
-        for name, collected in edges.items():
-            counts += collected.counts
-            if collected.valid:
-                self._edges[name] = _in_front(collected)
-        self.counts = torch.stack(counts)
+        self._labels, self._num_stops = labels, len(stops)
+        # not the places themselves, whose memory is free once they are in one array
+        self._has_places = {
+            name: [hop is not None for hop in by_hop] for name, by_hop in hops.items()
+        }
+        # Edges of all types lie in one array, type after type.
+        places = [hop for by_hop in hops.values() for hop in by_hop if hop is not None]
+        counts = torch.cat(stops)
+        if places:
+            neighbors = [hop.neighbors for hop in places]
+            self._ends = torch.cat(neighbors + [hop.targets for hop in places]).view(2, -1)
+            self._edges = torch.cat([hop.edges for hop in places])
+            before = (self._ends[0] >= 0).cumsum(0)
+            self._order = _in_front(self._ends[0] >= 0, before)
+            # The edges up to the end of each hop and type: slices, as the host knows the places.
+            ends = accumulate(hop.neighbors.numel() for hop in places)
+            counts = torch.cat([counts, *(before[end - 1 : end] for end in ends)])
+        self.counts = counts
         """``[n]`` int64: all counts of the batch, for `sampled`."""
 
     def sampled(
-        self, counts: list[int], edge_types: list[EdgeType]
+        self, counts: list[int], node_types: Sequence[NodeType]
     ) -> tuple[dict[NodeType, Tensor], dict[NodeType, list[int]], dict[EdgeType, SampledEdges]]:
         """Return keys of the nodes by type, nodes per hop by type, and edges by type.
 
         Args:
             counts: `counts`, on the host.
-            edge_types: All types that the plan walks.
+            node_types: All types, in their order.
         """
-        read = iter(counts)
-        keys, per_hop = {}, {}
-        for name in sorted(self._stops):
-            stops = [next(read) for _ in self._stops[name]]
-            keys[name] = self._labels[name].keys[: stops[-1]]
+        keys, per_hop, num_types = {}, {}, len(node_types)
+        for at, name in enumerate(node_types):
+            stops = counts[at : num_types * self._num_stops : num_types]
+            begin = self._labels.begins[at]
+            keys[name] = self._labels.keys[begin : begin + stops[-1]]
             # the roots, then the additions of each hop
             per_hop[name] = [b - a for a, b in zip([0, *stops], stops, strict=False)]
-        edges = {}
-        for edge_type in edge_types:
-            hops = [next(read) for _ in range(self._num_hops)]
-            edges[edge_type] = self._cut(edge_type, hops)
+        read = iter(counts[num_types * self._num_stops :])
+        edges, begin = {}, 0
+        for edge_type, hops in self._has_places.items():
+            # a hop without places ends where the one before it does
+            ends = list(accumulate(hops, lambda end, has_places: next(read) if has_places else end,
+                                   initial=begin))  # fmt: skip
+            hop_counts = [end - start for start, end in pairwise(ends)]
+            edges[edge_type] = self._cut(begin, ends[-1], hop_counts)
+            begin = ends[-1]
         return keys, per_hop, edges
 
-    def _cut(self, name: EdgeType, per_hop: list[int]) -> SampledEdges:
-        count = sum(per_hop)
-        if name not in self._edges:
+    def _cut(self, begin: int, end: int, per_hop: list[int]) -> SampledEdges:
+        if begin == end:
             empty = self.counts.new_empty(0)
             return SampledEdges(empty.new_empty(2, 0), empty, per_hop)
-        order, neighbors, targets, offsets = self._edges[name]
-        at = order[:count]
-        index = torch.stack([neighbors[at], targets[at]])
-        return SampledEdges(index, offsets[at], per_hop)
+        at = self._order[begin:end]
+        return SampledEdges(
+            self._ends.index_select(1, at), self._edges.index_select(0, at), per_hop
+        )
 
 
-def _in_front(edges: _Edges) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (used places, in order, in front of others; neighbours; targets; offsets)."""
-    valid = torch.cat(edges.valid)
+def _in_front(is_used: Tensor, before: Tensor) -> Tensor:
+    """Return the used places in order, in front of others; ``before`` counts them up to each."""
     # each used place is written to its rank among these; all others to one place behind the end
-    to = torch.where(valid, valid.cumsum(0) - 1, valid.numel())
-    order = torch.zeros(valid.numel() + 1, dtype=torch.int64, device=valid.device)
-    order.scatter_(0, to, torch.arange(valid.numel(), device=valid.device))
-    return order, torch.cat(edges.neighbors), torch.cat(edges.targets), torch.cat(edges.offsets)
+    size = is_used.numel()
+    to = torch.where(is_used, before - 1, size)
+    order = to.new_zeros(size + 1)
+    return order.scatter_(0, to, torch.arange(size, device=to.device))
 
 
 class DeviceExpansion:
@@ -165,6 +234,12 @@ class DeviceExpansion:
         self._graph, self._plan, self._kernels, self._bits = graph, plan, kernels, bits
         self._view, self._degrees = graph.view, graph.degrees
         self._ends = {name: self._view.ends_of(name) for name in plan.fanouts}
+        self.node_types = sorted(self._view.num_nodes)
+        """The order of types in all that has them behind each other."""
+        self._at = {name: at for at, name in enumerate(self.node_types)}
+        # Types that lead to one type of neighbours, behind each other; among these the plan's
+        # order, in which nodes get their labels.
+        self._edge_types = sorted(plan.fanouts, key=lambda name: self._at[self._ends[name][1]])
 
     def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
         """Return (type that is expanded, type of its neighbours)."""
@@ -172,8 +247,9 @@ class DeviceExpansion:
 
     def check(self, num_roots: Mapping[NodeType, int]) -> None:
         """Raise `ConfigError` if a batch of so many roots has no bound that fits into memory."""
-        bounds = self._bounds(num_roots).edges_per_hop
-        sizes = [(name, hop, size) for name in bounds for hop, size in enumerate(bounds[name])]
+        bounds = self._bounds(num_roots)
+        by_type = bounds.edges_per_hop
+        sizes = [(name, hop, size) for name in by_type for hop, size in enumerate(by_type[name])]
         for name, hop, size in sizes:
             if size > _MOST_PLACES:
                 fanout = self._plan.fanouts[name][hop]
@@ -182,6 +258,15 @@ class DeviceExpansion:
                     f"(fan-out {fanout}, largest degree {self._degrees[name]:,}): a device makes "
                     "room for all of them before it draws; give smaller fan-outs or batches, or "
                     "sample with workers"
+                )
+        for hop in range(self._plan.num_hops):
+            total = sum(by_hop[hop] for by_hop in by_type.values())
+            if total + sum(bounds.nodes.values()) > _MOST_LABELLED:
+                raise ConfigError(
+                    f"num_neighbors: hop {hop + 1} may draw {total:,} neighbours over all edge "
+                    "types: a device labels all of them at once, and no more than "
+                    f"{_MOST_LABELLED:,} with the nodes of the batch; give smaller fan-outs or "
+                    "batches, or sample with workers"
                 )
 
     def device_bytes(
@@ -216,88 +301,131 @@ class DeviceExpansion:
             disjoint=self._bits is not None,
         )  # fmt: skip
 
-    def run(self, ticket: BatchTicket, roots: DeviceRoots) -> Grown:
+    def layout(self, ticket: BatchTicket, num_roots: Mapping[NodeType, int]) -> Layout:
+        """Return the layout of a batch with so many roots."""
+        plan, view, types = self._plan, self._view, self.node_types
+        bounds, hops = self._bounds(num_roots), range(plan.num_hops)
+        capacities = [bounds.nodes[name] for name in types]
+        frontiers = [
+            [min(bounds.nodes_per_hop[name][hop], bounds.nodes[name]) for name in types]
+            for hop in hops
+        ]
+        reached = [[0] * len(types) for _ in hops]
+        for hop in hops:
+            for name in self._edge_types:
+                expanded, neighbor = self._ends[name]
+                places = frontiers[hop][self._at[expanded]] * self.width(name, hop)
+                reached[hop][self._at[neighbor]] += places
+        return Layout(
+            [plan.draw_of(ticket, hop, name, view) for hop in hops for name in self._edge_types],
+            [num_roots[name] for name in types], [0, *accumulate(capacities)], frontiers, reached,
+        )  # fmt: skip
+
+    def run(self, roots: DeviceRoots) -> Grown:
         """Launch all hops of a batch; returns before they are done."""
-        bounds = self._bounds({name: keys.numel() for name, keys in roots.keys.items()})
-        new = bounds.nodes_per_hop
-        labels = {name: self._labels(keys, bounds.nodes[name]) for name, keys in roots.keys.items()}
-        edges = {name: _Edges() for name in self._plan.fanouts}
+        layout = roots.layout
+        keys, counts, begins, ends = layout.read(roots.numbers)
+        draws = iter(zip(layout.draws, keys, strict=True))
+        labels = self._labels(roots, counts, begins)
         # Begin and end of the labels of the nodes that the last hop found, known to the device.
-        starts = {name: torch.zeros_like(type_labels.count) for name, type_labels in labels.items()}
-        stops = {name: [type_labels.count.clone()] for name, type_labels in labels.items()}
-        for hop in range(self._plan.num_hops):
-            frontiers, requests = [], []
-            for name in self._plan.fanouts:
-                expanded = self._ends[name][0]
-                begin, size = starts[expanded], new[expanded][hop]
-                at, keys, exist = self._frontier(labels[expanded], begin, size)
-                frontiers.append((name, at, keys))
-                requests.append(self._request(ticket, hop, name, keys, exist, roots))
+        starts, stops = torch.zeros_like(counts), [labels.counts]
+        hops: dict[EdgeType, list[_HopPlaces | None]] = {name: [] for name in self._plan.fanouts}
+        for hop, sizes in enumerate(layout.frontiers):
+            frontiers = self._frontiers(labels, starts, sizes)
+            requests = [
+                self._request(*next(draws), hop, frontiers[self._ends[name][0]], roots)
+                for name in self._edge_types
+            ]
             drawn = self._graph.draw(requests)
-            for (name, at, keys), hop_drawn in zip(frontiers, drawn, strict=True):
-                self._collect(name, at, keys, hop_drawn, labels, edges[name], roots)
-            for node_type, type_labels in labels.items():
-                starts[node_type] = stops[node_type][-1]
-                stops[node_type].append(type_labels.count.clone())
-        return Grown(labels, edges, stops)
+            places = TypedPlaces(layout.reached[hop], ends[hop])
+            self._collect(frontiers, drawn, labels, places, hops, roots)
+            starts = stops[-1]
+            stops.append(labels.counts)
+        return Grown(labels, stops, hops)
 
-    def _labels(self, roots: Tensor, capacity: int) -> DeviceLabels:
-        labels = DeviceLabels(roots.new_full((capacity,), -1), roots.new_zeros(()))
-        self._kernels.append(labels, roots)
-        return labels
+    def _labels(self, roots: DeviceRoots, counts: Tensor, begins: Tensor) -> DeviceLabels:
+        layout = roots.layout
+        keys = counts.new_full((layout.begins[-1],), -1)
+        for at, name in enumerate(self.node_types):
+            if number := layout.num_roots[at]:
+                begin = layout.begins[at]
+                keys[begin : begin + number] = roots.keys[name]
+        return DeviceLabels(keys, counts, layout.begins, begins)
 
-    def _frontier(
-        self, labels: DeviceLabels, start: Tensor, size: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (labels, keys, which of these exist) of the nodes from ``start`` on."""
-        size = min(size, labels.keys.numel())
-        at = start + torch.arange(size, device=labels.keys.device)
-        exist = at < labels.count
-        keys = labels.keys[at.clamp(max=max(0, labels.keys.numel() - 1))]
-        return at, keys, exist
+    def _frontiers(
+        self, labels: DeviceLabels, starts: Tensor, sizes: Sequence[int]
+    ) -> dict[NodeType, _Frontier]:
+        """Return the nodes of each type from ``starts`` on, at most so many."""
+        none, frontiers = starts.new_empty(0), {}
+        places = torch.arange(max(sizes), device=starts.device)
+        for at, name in enumerate(self.node_types):
+            if not sizes[at]:
+                frontiers[name] = _Frontier(none, none)
+                continue
+            known = labels.keys[labels.begins[at] : labels.begins[at + 1]]
+            of_type = starts[at] + places[: sizes[at]]
+            keys = known[of_type.clamp(max=known.numel() - 1)]
+            keys = torch.where(of_type < labels.counts[at], keys, -1)
+            frontiers[name] = _Frontier(of_type, keys)
+        return frontiers
 
     def _request(
-        self, ticket: BatchTicket, hop: int, name: EdgeType, keys: Tensor, exist: Tensor,
-        roots: DeviceRoots,
-    ) -> HopRequest:  # fmt: skip
+        self, draw: Draw, draw_key: Tensor, hop: int, frontier: _Frontier, roots: DeviceRoots
+    ) -> HopRequest:
         """Return the request for the neighbours of a frontier over one edge type."""
-        width, draw = self.width(name, hop), self._plan.draw_of(ticket, hop, name, self._view)
+        name, keys = draw.edge_type, frontier.keys
+        width = self.width(name, hop)
         if self._bits is None or not width or not keys.numel():
-            return HopRequest(draw, width, keys, exist, keys)
+            return HopRequest(draw, width, keys, keys, draw_key)
         bits = self._bits[self._ends[name][0]]
-        trees = torch.where(exist, keys >> bits, 0)
-        ids = keys & ((1 << bits) - 1)
+        trees = keys.clamp(min=0) >> bits
+        ids = torch.where(keys < 0, -1, keys & ((1 << bits) - 1))
         num_rows = self._view.num_nodes[self._view.row_type(name)]
         drawn_by = ids + trees * max(1, num_rows)
         if not draw.timed or roots.until is None:
-            return HopRequest(draw, width, ids, exist, drawn_by)
+            return HopRequest(draw, width, ids, drawn_by, draw_key)
         since = None if roots.since is None else roots.since[trees]
-        return HopRequest(draw, width, ids, exist, drawn_by, roots.until[trees], since)
+        return HopRequest(draw, width, ids, drawn_by, draw_key, roots.until[trees], since)
 
     def _collect(
-        self, name: EdgeType, at: Tensor, keys: Tensor, drawn: HopDrawn | None,
-        labels: dict[NodeType, DeviceLabels], edges: _Edges, roots: DeviceRoots,
+        self, frontiers: Mapping[NodeType, _Frontier], drawn: Sequence[HopEdges | None],
+        labels: DeviceLabels, places: TypedPlaces, hops: dict[EdgeType, list[_HopPlaces | None]],
+        roots: DeviceRoots,
     ) -> None:  # fmt: skip
-        """Label the neighbours that one edge type found in one hop."""
-        if drawn is None:
-            edges.counts.append(at.new_zeros(()))
+        """Label the neighbours that one hop found, of all types at once."""
+        by_type = dict(zip(self._edge_types, drawn, strict=True))
+        keys = [
+            self._neighbor_keys(name, frontiers[self._ends[name][0]].keys, edges, roots)
+            for name, edges in by_type.items()
+            if edges is not None
+        ]
+        if not keys:
+            for by_hop in hops.values():
+                by_hop.append(None)
             return
+        reached = self._kernels.label(labels, torch.cat(keys), places)
+        parts = iter(reached.split([of_type.numel() for of_type in keys]))
+        for name, edges in by_type.items():
+            if edges is None:
+                hops[name].append(None)
+                continue
+            at = frontiers[self._ends[name][0]].labels
+            targets = at[:, None].expand_as(edges.edges).reshape(-1)
+            hops[name].append(_HopPlaces(next(parts), targets, edges.edges.reshape(-1)))
+
+    def _neighbor_keys(
+        self, name: EdgeType, keys: Tensor, drawn: HopEdges, roots: DeviceRoots
+    ) -> Tensor:
+        """Return ``[n]`` int64, the keys of drawn neighbours; -1 in unused places."""
         expanded, neighbor = self._ends[name]
-        width = drawn.edges.shape[1]
-        valid = torch.arange(width, device=at.device) < drawn.counts[:, None]
-        neighbors = self._graph.neighbors(name, drawn)
+        neighbors = drawn.neighbors
         if name in roots.dropped:
-            valid &= ~self._is_dropped(name, keys, neighbors, roots.dropped[name])
+            is_dropped = self._is_dropped(name, keys, neighbors, roots.dropped[name])
+            neighbors = torch.where(is_dropped, -1, neighbors)
         if self._bits is not None:
-            trees = keys[:, None] >> self._bits[expanded]
-            neighbors = trees << self._bits[neighbor] | neighbors
-        flat = valid.reshape(-1)
-        reached = self._kernels.label(labels[neighbor], neighbors.reshape(-1), flat)
-        edges.neighbors.append(reached)
-        edges.targets.append(at[:, None].expand(-1, width).reshape(-1))
-        edges.offsets.append(drawn.edges.reshape(-1))
-        edges.valid.append(flat)
-        edges.counts.append(flat.sum())
+            # -1 stays -1: it has all bits
+            neighbors = (keys[:, None] >> self._bits[expanded]) << self._bits[neighbor] | neighbors
+        return neighbors.reshape(-1)
 
     def _is_dropped(
         self, name: EdgeType, keys: Tensor, neighbors: Tensor, dropped: Tensor

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.dataset.view import Adjacency, Matrix, Owner, PartitionView, Rows, owner_of
-from gigl_loader.on_device.device_kernels import DeviceDraw, HopDrawn, TorchKernels
+from gigl_loader.on_device.device_kernels import DeviceDraw, HopDrawn, HopEdges, TorchKernels
 from gigl_loader.sampler.plan import Draw
 
 
@@ -26,11 +25,11 @@ class HopRequest:
     width: int
     """Most neighbours of a node; 0: none are drawn."""
     ids: Tensor
-    """``[n]`` int64, global ids; of unused places any number."""
-    there: Tensor
-    """``[n]`` bool, whether a place is used."""
+    """``[n]`` int64, global ids; -1 in unused places."""
     drawn_by: Tensor
     """``[n]`` int64, the key of each node's draw; see `DeviceDraw.ids`."""
+    keys: Tensor
+    """``[1]`` or ``[n]`` int64, as `DeviceDraw.keys`."""
     until: Tensor | None = None
     """``[n]`` int64, the latest time of a neighbour; None: any."""
     since: Tensor | None = None
@@ -50,12 +49,8 @@ class DeviceGraph(Protocol):
         """Largest degree of the expanded nodes by walked edge type."""
         ...
 
-    def draw(self, request: Sequence[HopRequest]) -> list[HopDrawn | None]:
+    def draw(self, request: Sequence[HopRequest]) -> Sequence[HopEdges | None]:
         """Draw neighbours of one hop, of all edge types; None: nothing is drawn."""
-        ...
-
-    def neighbors(self, edge_type: EdgeType, drawn: HopDrawn) -> Tensor:
-        """Return ``[n, width]`` int64, the drawn neighbours."""
         ...
 
     def edge_ids(self, edge_type: EdgeType, edges: Tensor) -> Tensor:
@@ -90,18 +85,14 @@ class LocalDeviceGraph:
             name: max_degree(view.adjacency[name].indptr) for name in edge_types
         }
 
-    def draw(self, request: Sequence[HopRequest]) -> list[HopDrawn | None]:
+    def draw(self, request: Sequence[HopRequest]) -> Sequence[HopEdges | None]:
         """Draw neighbours of one hop; see `DeviceGraph`."""
         return [self._hop(one) if one.width and one.ids.numel() else None for one in request]
 
     def _hop(self, request: HopRequest) -> HopDrawn:
         edge_type = request.draw.edge_type
-        rows = torch.where(request.there, self.view.adjacency[edge_type].locate(request.ids), -1)
+        rows = self.view.adjacency[edge_type].locate(request.ids)
         return drawn_from(self.view, self._kernels, request, rows, self.degrees[edge_type])
-
-    def neighbors(self, edge_type: EdgeType, drawn: HopDrawn) -> Tensor:
-        """Return ``[n, width]`` int64, the drawn neighbours."""
-        return self._kernels.items(self.view.adjacency[edge_type].indices, drawn.edges)
 
     def edge_ids(self, edge_type: EdgeType, edges: Tensor) -> Tensor:
         """Return the id of each edge as int64."""
@@ -125,14 +116,14 @@ def drawn_from(
         view: The partition, placed.
         kernels: Kernels of its device.
         request: The nodes, all of which have their edges in this partition.
-        rows: ``[n]`` int64, the row of each in the adjacency; -1: an unused place.
+        rows: ``[n]`` int64, the row of each in the adjacency; below 0: an unused place.
         degree: Largest degree of the nodes.
     """
     draw, name = request.draw, request.draw.edge_type
     times = view.times[name] if draw.timed else None
     device_draw = DeviceDraw(
-        draw, view.adjacency[name], rows, request.drawn_by, request.width, times, request.until,
-        request.since, degree,
+        draw, view.adjacency[name], rows, request.drawn_by, request.keys, request.width, times,
+        request.until, request.since, degree,
     )  # fmt: skip
     return kernels.draw(device_draw)
 

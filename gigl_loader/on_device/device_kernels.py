@@ -43,12 +43,15 @@ class DeviceDraw:
     """A request for neighbours of some nodes, on one device except for the numbers."""
 
     draw: Draw
+    """How to draw; its key is in ``keys``."""
     adjacency: Adjacency[Tensor]
     rows: Tensor
-    """``[n]`` int64, the row of each node in the adjacency; -1: no node, an unused place."""
+    """``[n]`` int64, the row of each node in the adjacency; below 0: an unused place."""
     ids: Tensor
     """``[n]`` int64, the key of each row's draw: the node's id, in disjoint trees
     ``id + tree * nodes of the type``."""
+    keys: Tensor
+    """``[n]`` int64, the key of each row's draw, a uint64 of the same bits; ``[1]``: of all."""
     width: int
     """Most neighbours of a row: the fan-out or, if that is -1, the largest degree."""
     times: TimeOrder[Tensor] | None = None
@@ -63,28 +66,51 @@ class DeviceDraw:
 
 
 @dataclass(frozen=True)
-class HopDrawn:
-    """The drawn neighbours of some nodes."""
+class HopEdges:
+    """The edges drawn in one hop over one edge type."""
 
     edges: Tensor
     """``[n, width]`` int64, what `DeviceGraph.edge_ids` turns into ids; kernels return positions in
-    the adjacency (canonical order, also where drawn by time). A row's draws are its first
-    ``counts`` places, the rest is 0."""
+    the adjacency (canonical order, also where drawn by time). A row's draws are its first places,
+    the rest is 0."""
+    neighbors: Tensor
+    """``[n, width]`` int64, global ids; -1 in places that are not used."""
+
+
+@dataclass(frozen=True)
+class HopDrawn(HopEdges):
+    """The edges, and how many there are of each row."""
+
     counts: Tensor
     """``[n]`` int64."""
-    neighbors: Tensor | None = None
-    """``[n, width]`` int64, global ids; None: `DeviceGraph.neighbors` looks them up."""
 
 
 @dataclass
 class DeviceLabels:
-    """The nodes of a batch of one type, by label: 0, 1, 2... in order of first appearance."""
+    """The nodes of a batch by label: in each type 0, 1, 2... in order of first appearance.
+
+    Types have an order, and lie behind each other: so all of them are labelled at once.
+    """
 
     keys: Tensor
-    """``[capacity]`` int64: ids, or ``tree << bits | id`` of disjoint trees; the first ``count``
-    are nodes, the rest is -1."""
-    count: Tensor
-    """``[]`` int64, on the device."""
+    """``[capacity]`` int64: ids, or ``tree << bits | id`` of disjoint trees; the first ones of each
+    type are nodes, the rest is -1."""
+    counts: Tensor
+    """``[num_types]`` int64, on the device: the nodes of each type."""
+    begins: list[int]
+    """``[num_types + 1]``, where the keys of each type begin, and the end."""
+    device_begins: Tensor
+    """`begins` as int64 on the device."""
+
+
+@dataclass(frozen=True)
+class TypedPlaces:
+    """How many places each type has, of places that lie type after type."""
+
+    sizes: list[int]
+    """``[num_types]``."""
+    device_ends: Tensor
+    """``[num_types]`` int64, on the device: where the places of each type end."""
 
 
 class TorchKernels:
@@ -104,22 +130,18 @@ class TorchKernels:
         """Draw neighbours; the same ones, in the same order, as `LocalReader.draw`."""
         draw, adjacency, width = request.draw, request.adjacency, request.width
         if not adjacency.indices.numel() or not width:
-            # A gather has nothing to read from, not even for unused places.
-            empty = torch.zeros(
-                (request.rows.numel(), width), dtype=torch.int64, device=self.device
-            )
-            return HopDrawn(empty, torch.zeros_like(request.rows))
+            return none_drawn(request)
         replace = draw.replace and draw.fanout >= 0  # all neighbours are all, once each
         starts, degrees = _rows(request)
         places = torch.arange(width, device=self.device)
         if draw.method == "labor" or (draw.with_weight and adjacency.weights is not None):
             drawn, counts = _draw_whole_rows(request, starts, degrees)
-            return HopDrawn(torch.where(places < counts[:, None], drawn, 0), counts)
+            return self._with_neighbors(request, drawn, counts)
         counts = _counts(degrees, draw.fanout, replace=replace)
         used = places < counts[:, None]
         drawn = places.expand(used.shape)  # the whole row, in stored order
         if draw.fanout >= 0:
-            numbers = units(row_keys(draw.key, request.ids)[:, None], places)
+            numbers = units(row_keys(request.keys, request.ids)[:, None], places)
             if replace:
                 drawn = (numbers * degrees[:, None].double()).long()
             else:
@@ -127,43 +149,59 @@ class TorchKernels:
                 drawn = torch.where((counts < degrees)[:, None], chosen, drawn)
         offsets = torch.where(used, starts[:, None] + drawn, 0)
         if request.times is not None:  # positions in the order of times, to those of edges
-            offsets = torch.where(used, request.times.order[offsets], 0)
-        return HopDrawn(offsets, counts)
+            offsets = request.times.order[offsets]
+        return self._with_neighbors(request, offsets, counts)
 
-    def append(self, labels: DeviceLabels, keys: Tensor) -> None:
-        """Give each of ``keys`` (``[n]`` int64) a label of its own, repeats too."""
-        at = labels.count + torch.arange(keys.numel(), device=self.device)
-        labels.keys.scatter_(0, at, keys)
-        labels.count = labels.count + keys.numel()
+    def _with_neighbors(self, request: DeviceDraw, offsets: Tensor, counts: Tensor) -> HopDrawn:
+        """Return a draw with its neighbours; ``offsets`` has any number in unused places."""
+        used = torch.arange(request.width, device=self.device) < counts[:, None]
+        offsets = torch.where(used, offsets, 0)
+        neighbors = torch.where(used, self.items(request.adjacency.indices, offsets), -1)
+        return HopDrawn(offsets, neighbors, counts)
 
-    def label(self, labels: DeviceLabels, keys: Tensor, valid: Tensor) -> Tensor:
+    def label(self, labels: DeviceLabels, keys: Tensor, places: TypedPlaces) -> Tensor:
         """Return the label of each of ``keys``; those without one get the next free ones.
 
         Args:
-            labels: Labels of the type; new ones are added to it.
-            keys: ``[n]`` int64.
-            valid: ``[n]`` bool: whether the place is used. The capacity suffices for all of these.
+            labels: Labels of all types; new ones are added to it.
+            keys: ``[n]`` int64, type after type; -1: an unused place. The capacity suffices for all
+                others.
+            places: How many keys each type has.
 
         Returns:
-            ``[n]`` int64; a repeated key has the label of its first place; -1 where not valid.
+            ``[n]`` int64; a repeated key has the label of its first place; -1 in unused places.
         """
-        capacity, num_keys = labels.keys.numel(), keys.numel()
+        results, counts = list[Tensor](), list[Tensor]()
+        for at, of_type in enumerate(keys.split(places.sizes)):
+            known = labels.keys[labels.begins[at] : labels.begins[at + 1]]
+            results.append(self._label_type(known, labels.counts[at], of_type, counts))
+        labels.counts = torch.stack(counts)
+        return torch.cat(results)
+
+    def _label_type(
+        self, known: Tensor, count: Tensor, keys: Tensor, counts: list[Tensor]
+    ) -> Tensor:
+        """Label keys of one type, add new ones to ``known``, and their number to ``counts``."""
+        capacity, num_keys = known.numel(), keys.numel()
+        if not num_keys:
+            counts.append(count)
+            return keys
         # Places in order of appearance: labels first, so that a known key's first place is its
         # label. Unused ones hold -1, which is no key.
-        every = torch.cat([labels.keys, torch.where(valid, keys, -1)])
+        every, valid = torch.cat([known, keys]), keys >= 0
         first = self._first_places(every)[capacity:]
         places = torch.arange(capacity, capacity + num_keys, device=self.device)
         is_new = valid & (first == places)
         ranks = is_new.long().cumsum(0) - 1
         # The first place of a new key in ``keys``; known keys have any place, as it is not used.
-        known, first_here = first < capacity, (first - capacity).clamp(min=0)
-        key_labels = torch.where(known, first, labels.count + ranks[first_here])
+        is_known, first_here = first < capacity, (first - capacity).clamp(min=0)
+        key_labels = torch.where(is_known, first, count + ranks[first_here])
         # All valid places write: a repeat writes the same as its first place, so the order does
         # not matter. Invalid ones write to a place past the end.
-        room = torch.cat([labels.keys, labels.keys.new_zeros(1)])
-        room.scatter_(0, torch.where(valid, key_labels, capacity), every[capacity:])
-        labels.keys.copy_(room[:capacity])
-        labels.count = labels.count + is_new.sum()
+        room = torch.cat([known, known.new_zeros(1)])
+        room.scatter_(0, torch.where(valid, key_labels, capacity), keys)
+        known.copy_(room[:capacity])
+        counts.append(count + is_new.sum())
         return torch.where(valid, key_labels, -1)
 
     def gather(self, values: Tensor, rows: Tensor) -> Tensor:
@@ -193,6 +231,14 @@ class TorchKernels:
         # A stable sort keeps equal keys in the order of their places: a run starts with the first.
         run = torch.where(starts, places, 0).cummax(0).values
         return torch.empty_like(keys).scatter_(0, order, order[run])
+
+
+def none_drawn(request: DeviceDraw) -> HopDrawn:
+    """Return the draw where no row has a neighbour: a gather would have nothing to read from."""
+    offsets = torch.zeros(
+        (request.rows.numel(), request.width), dtype=torch.int64, device=request.rows.device
+    )
+    return HopDrawn(offsets, torch.full_like(offsets, -1), torch.zeros_like(request.rows))
 
 
 def _read(values: Tensor, places: Tensor) -> Tensor:
@@ -307,7 +353,7 @@ def _numbers(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield positions, whether they are in the row, and their random numbers, block by block."""
     draw, indices = request.draw, request.adjacency.indices
-    keys = None if draw.method == "labor" else row_keys(draw.key, request.ids)[:, None]
+    keys = None if draw.method == "labor" else row_keys(request.keys, request.ids)[:, None]
     run = torch.zeros_like(starts)[:, None]
     """The column where the latest run of parallel edges begins."""
     for columns, offsets in _columns(request, starts, degrees):
@@ -321,7 +367,7 @@ def _numbers(
         runs = torch.cat([run, begins], 1).cummax(1).values[:, 1:]
         run = runs[:, -1:]
         # the copy among parallel edges: they lie side by side
-        yield offsets, inside, units(row_keys(draw.key, neighbors), columns - runs)
+        yield offsets, inside, units(row_keys(request.keys[:, None], neighbors), columns - runs)
 
 
 def _with_replacement(
@@ -340,7 +386,7 @@ def _with_replacement(
         total = total + weight
         is_positive |= weight > 0
     places = torch.arange(request.width, device=starts.device)
-    goals = units(row_keys(request.draw.key, request.ids)[:, None], places) * total[:, None]
+    goals = units(row_keys(request.keys, request.ids)[:, None], places) * total[:, None]
     position = torch.zeros_like(goals, dtype=torch.int64)
     total = torch.zeros_like(total)
     for weight in _weights_in_turn(request, weights, starts, degrees):

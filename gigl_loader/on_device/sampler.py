@@ -18,7 +18,7 @@ Then batches are cut many steps ahead, and their ids come to the host (`tell`).
 
 import logging
 import math
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,11 +52,12 @@ from gigl_loader.on_device.device_expansion import (
     DeviceExpansion,
     DeviceRoots,
     Grown,
+    Layout,
     SampledEdges,
     pair_keys,
 )
 from gigl_loader.on_device.device_graph import DeviceGraph, rows_of
-from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels
+from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels, TypedPlaces
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.sampler.bounds import BATCHES_HELD
 from gigl_loader.sampler.neighbor import NeighborSampler
@@ -110,7 +111,7 @@ class _DistinctIds:
     on_host: Tensor
     """A copy of ``ids``, once the batch's event has passed."""
     count: Tensor | None = None
-    """``[]`` int64, on the host once the event has passed; None: all are used."""
+    """``[1]`` int64, on the host once the event has passed; None: all are used."""
     places: Tensor | None = None
     """``[n]`` int64, on the device: the position in ``ids`` of each id of the batch; None: its
     own."""
@@ -225,52 +226,77 @@ class DeviceSampler:
         roots = self._roots
         placed = roots.place(request)
         nodes = roots.nodes
-        self._expansion.check({name: nodes.count(name) for name in nodes.types})
+        num_roots = {name: nodes.count(name) for name in nodes.types}
+        self._expansion.check(num_roots)
+        layout = self._expansion.layout(request.ticket, num_roots)
         limits = roots.times.limits(nodes)
-        since = None if limits is None else limits.since
-        dropped = {} if placed.dropped is None else placed.dropped()
-        with self._memory.in_use():
-            start = DeviceRoots(
-                {name: self._memory.uploaded_array(nodes.keys(name)) for name in nodes.types},
-                None if limits is None else self._memory.uploaded_array(limits.until),
-                None if since is None else self._memory.uploaded_array(since),
-                self._pairs(dropped),
-            )
-            seeds = self._memory.uploaded_array(nodes.seeds) if nodes.disjoint else None
+        dropped = {} if placed.dropped is None else self._pairs(placed.dropped())
+        arrays: dict[Any, Array] = {
+            "numbers": layout.numbers(),
+            **{("roots", name): nodes.keys(name) for name in nodes.types},
+            **{("dropped", name): pairs for name, pairs in dropped.items()},
+        }
+        if limits is not None:
+            arrays["until"] = limits.until
+            if limits.since is not None:
+                arrays["since"] = limits.since
+        if nodes.disjoint:
+            arrays["seeds"] = nodes.seeds
+        start, seeds = self._uploaded(layout, arrays)
         has_repeats = self.kept is None or nodes.disjoint  # without a cache nobody asks
         has_repeats = has_repeats or any(_has_repeats(nodes.keys(name)) for name in nodes.types)
         return PlacedRoots(request, list(placed.fields), seeds, has_repeats=has_repeats), start
 
     def no_roots(self, request: SampleRequest) -> tuple[PlacedRoots, DeviceRoots]:
         """Return an empty batch, for a rank that only takes part in the exchanges of others."""
-        with self._memory.in_use():
-            none = self._memory.uploaded_array(_NO_IDS)
-        start = DeviceRoots({name: none for name in self._roots.nodes.types})
-        return PlacedRoots(request, [], none), start
+        return self._bare(request, _NO_IDS, dict.fromkeys(self._roots.nodes.types, _NO_IDS))
 
     def first_nodes(self, request: SampleRequest) -> tuple[PlacedRoots, DeviceRoots]:
         """Return a batch around node 0 of each type, for a trial that no user sees."""
+        first, num_nodes = np.zeros(1, np.int64), self._view.num_nodes
+        nodes = {name: first if num_nodes[name] else _NO_IDS for name in self._roots.nodes.types}
+        return self._bare(request, first, nodes)
+
+    def _bare(
+        self, request: SampleRequest, seeds: Array, nodes: Mapping[NodeType, Array]
+    ) -> tuple[PlacedRoots, DeviceRoots]:
+        """Return a batch of these roots, without fields of their own."""
+        num_roots = {name: ids.size for name, ids in nodes.items()}
+        layout = self._expansion.layout(request.ticket, num_roots)
+        arrays: dict[Any, Array] = {"numbers": layout.numbers(), "seeds": seeds}
+        start, on_device = self._uploaded(
+            layout, arrays | {("roots", name): ids for name, ids in nodes.items()}
+        )
+        return PlacedRoots(request, [], on_device), start
+
+    def _uploaded(
+        self, layout: Layout, arrays: Mapping[Any, Array]
+    ) -> tuple[DeviceRoots, Tensor | None]:
+        """Return roots, and the seeds of trees, of int64 arrays; they are copied as one."""
         with self._memory.in_use():
-            first = self._memory.uploaded_array(np.zeros(1, np.int64))
-            none = self._memory.uploaded_array(_NO_IDS)
-        keys = {
-            name: first if self._view.num_nodes[name] else none for name in self._roots.nodes.types
-        }
-        return PlacedRoots(request, [], first), DeviceRoots(keys)
+            flat = self._memory.uploaded_array(np.concatenate(list(arrays.values())))
+        parts = dict(zip(arrays, flat.split([a.size for a in arrays.values()]), strict=True))
+        roots = DeviceRoots(
+            layout, {name: parts["roots", name] for name in self._roots.nodes.types},
+            parts["numbers"], parts.get("until"), parts.get("since"),
+            {name[1]: part for name, part in parts.items() if name[0] == "dropped"},
+        )  # fmt: skip
+        return roots, parts.get("seeds")
 
     def launch(self, roots: PlacedRoots, start: DeviceRoots) -> Launched:
         """Start a batch; waits for nothing on the device if the whole graph is there."""
         with self._memory.in_use():
-            grown = self._expansion.run(roots.request.ticket, start)
+            grown = self._expansion.run(start)
             counts = self._memory.downloaded(grown.counts)
             return Launched(roots, grown, counts, self._memory.mark())
 
-    def _pairs(self, dropped: dict[EdgeType, tuple[Array, Array]]) -> dict[EdgeType, Tensor]:
+    def _pairs(self, dropped: dict[EdgeType, tuple[Array, Array]]) -> dict[EdgeType, Array]:
         keys = {}
         for edge_type, (expanded, neighbors) in dropped.items():
             _, neighbor = self._expansion.ends(edge_type)
-            pairs = pair_keys(expanded, neighbors, self._view.num_nodes[neighbor])
-            keys[edge_type] = self._memory.uploaded_array(np.sort(pairs))
+            keys[edge_type] = np.sort(
+                pair_keys(expanded, neighbors, self._view.num_nodes[neighbor])
+            )
         return keys
 
     # -- finish ------------------------------------------------------------------------------------
@@ -288,7 +314,7 @@ class DeviceSampler:
         self._wait(launched.event, launched.roots.request)
         with self._memory.in_use():
             keys, per_hop, edges = launched.grown.sampled(
-                launched.counts.tolist(), list(self._plan.fanouts)
+                launched.counts.tolist(), self._expansion.node_types
             )
             ids = {}
             if self.kept is not None:
@@ -321,12 +347,15 @@ class DeviceSampler:
 
         The device finds repeats: the host would sort the ids, in the thread that trains.
         """
-        if not may_repeat:
+        count = ids.numel()
+        if not (may_repeat and count):
             return _DistinctIds(ids, self._memory.downloaded(ids))
-        labels = DeviceLabels(torch.full_like(ids, -1), ids.new_zeros(()))
-        places = self._kernels.label(labels, ids, torch.ones_like(ids, dtype=torch.bool))
+        # labels of one type, none of which is given yet; made of numbers without a copy to wait for
+        ends = torch.arange(0, count + 1, count, device=ids.device)
+        labels = DeviceLabels(torch.full_like(ids, -1), ids.new_zeros(1), [0, count], ends)
+        places = self._kernels.label(labels, ids, TypedPlaces([count], ends[1:]))
         on_host = self._memory.downloaded(labels.keys)
-        return _DistinctIds(labels.keys, on_host, self._memory.downloaded(labels.count), places)
+        return _DistinctIds(labels.keys, on_host, self._memory.downloaded(labels.counts), places)
 
     def tell(self, drawn: CutBatch) -> None:
         """Announce the rows of a batch to the cache, after all batches before it.

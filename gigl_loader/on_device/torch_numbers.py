@@ -18,11 +18,6 @@ def signed(value: int) -> int:
     return value - _BITS if value >= _BITS >> 1 else value
 
 
-def unsigned(value: int) -> int:
-    """Return the uint64 that has the bits of an int64."""
-    return value % _BITS
-
-
 _GAMMA = signed(0x9E3779B97F4A7C15)
 _MIX_1 = signed(0xBF58476D1CE4E5B9)
 _MIX_2 = signed(0x94D049BB133111EB)
@@ -42,9 +37,9 @@ def mix(values: Tensor) -> Tensor:
     return values ^ _shifted(values, 31)
 
 
-def row_keys(key: int, ids: Tensor) -> Tensor:
-    """Return the key of each of ``ids`` (int64) under ``key``, a uint64."""
-    return mix(mix(ids * _NODE + _GAMMA) ^ signed(key))
+def row_keys(keys: Tensor, ids: Tensor) -> Tensor:
+    """Return the key of each of ``ids`` (int64) under ``keys``: uint64, of a shape that fits."""
+    return mix(mix(ids * _NODE + _GAMMA) ^ keys)
 
 
 def units(keys: Tensor, counters: Tensor) -> Tensor:

@@ -15,23 +15,37 @@ import warp as wp
 from torch import Tensor
 
 from gigl_loader.on_device import warp_programs
-from gigl_loader.on_device.device_kernels import DeviceDraw, HopDrawn, TorchKernels
+from gigl_loader.on_device.device_kernels import (
+    DeviceDraw,
+    DeviceLabels,
+    HopDrawn,
+    TorchKernels,
+    TypedPlaces,
+    none_drawn,
+)
 from gigl_loader.on_device.warp_programs import (
     PAGE_BITS,
     WORDS,
+    draw_long_rows,
     draw_uniform,
     draw_whole_rows,
     draw_with_replacement,
     enter_keys,
-    gather_rows,
-    look_up_places,
+    give_labels,
+    join_long_rows,
+    mark_new,
 )
 
-_DTYPES = (wp.int64, wp.int32, wp.float32)
 _runtime = threading.RLock()
 _streams: dict[tuple[int, int], Any] = {}
 """Warp's stream for each stream of torch, by device and handle. Kept: to make one enters it into
 Warp's table, and to drop it removes it there, also under a kernel that another thread launches."""
+_LONG_ROW, _PARTS = 4096, 128
+"""Edges of a row above which its parts have threads of their own, and how many."""
+_LONG_ROWS, _SCRATCH_BYTES = 1024, 64 << 20
+"""Most of these rows in a draw, further ones have a thread each; memory for what parts choose."""
+_MOST_KNOWN = 4096
+"""Descriptors of arrays that are kept: those of a graph, and of rows that are read once."""
 
 
 def reason_against(device: torch.device) -> str | None:
@@ -75,7 +89,7 @@ def _driver_of_warp() -> str:
 
 
 class WarpKernels(TorchKernels):
-    """Draws, and the first place of each key; the rest is torch's.
+    """Draws, labels, and rows that lie on the host; the rest is torch's.
 
     Args:
         device: A CUDA device that `reason_against` has nothing against, or the CPU.
@@ -86,45 +100,38 @@ class WarpKernels(TorchKernels):
             device = torch.device("cuda", torch.cuda.current_device())
         super().__init__(device)
         self._has_streams = device.type == "cuda"
+        self._known_pages: dict[tuple[int, int, Any], Any] = {}
         with _runtime:
             wp.init()
             self._on = wp.device_from_torch(device)
             # Now, and not with the first launch: that would be in the middle of an epoch, in any
             # thread, and loading may wait for a device that is in an exchange.
             wp.load_module(warp_programs, device=self._on)
-            self._no_values = wp.empty(0, dtype=wp.int64, device=self._on)
-            self._no_pages = {
-                dtype: wp.empty((0, 0), dtype=dtype, device=self._on) for dtype in _DTYPES
-            }
 
     def draw(self, request: DeviceDraw) -> HopDrawn:
         """Draw neighbours; the same ones, in the same order, as `LocalReader.draw`."""
         draw, adjacency, num_rows = request.draw, request.adjacency, request.rows.numel()
-        offsets = torch.empty((num_rows, request.width), dtype=torch.int64, device=self.device)
-        counts = torch.empty_like(request.rows)
-        drawn = HopDrawn(offsets, counts)
         if not adjacency.indices.numel() or not request.width:
-            offsets.zero_()
-            counts.zero_()
-            return drawn
+            return none_drawn(request)
+        offsets = torch.empty((num_rows, request.width), dtype=torch.int64, device=self.device)
+        drawn = HopDrawn(offsets, torch.empty_like(offsets), torch.empty_like(request.rows))
         replace = draw.replace and draw.fanout >= 0
         weights = adjacency.weights if draw.with_weight else None
-        question = (*map(self._array, (adjacency.indptr, request.rows, request.ids)), draw.key)
-        result = wp.from_torch(offsets), self._array(counts)
+        question = adjacency.indptr, request.rows, request.ids, request.keys
+        is_narrow = adjacency.indices.dtype == torch.int32
+        indices = (
+            self._pages(adjacency.indices if is_narrow else None, wp.int32),
+            self._pages(None if is_narrow else adjacency.indices, wp.int64),
+        )
+        result = offsets, drawn.counts, drawn.neighbors
         labor = draw.method == "labor"
         if labor or (weights is not None and not replace):
-            values = torch.empty_like(offsets, dtype=torch.float64)
-            narrow = adjacency.indices if adjacency.indices.dtype == torch.int32 else None
-            wide = adjacency.indices if narrow is None else None
-            self._launch(
-                draw_whole_rows, num_rows, *question, int(labor),
-                self._pages(weights, wp.float32), self._pages(narrow, wp.int32),
-                self._pages(wide, wp.int64), wp.from_torch(values), *result,
-            )  # fmt: skip
+            weight_pages = self._pages(weights, wp.float32)
+            self._draw_whole_rows(request, [*question, int(labor), weight_pages, *indices], drawn)
         elif weights is not None:
             self._launch(
-                draw_with_replacement, num_rows, *question, self._pages(weights, wp.float32),
-                *result,
+                draw_with_replacement, (num_rows, request.width), *question,
+                self._pages(weights, wp.float32), *indices, *result,
             )  # fmt: skip
         else:
             times = request.times
@@ -133,10 +140,39 @@ class WarpKernels(TorchKernels):
                 int(times is not None),
                 self._pages(None if times is None else times.times, wp.int64),
                 self._pages(None if times is None else times.order, wp.int64),
-                self._array(None if times is None else request.until),
-                self._array(None if times is None else request.since), *result,
+                None if times is None else request.until,
+                None if times is None else request.since, *indices, *result,
             )  # fmt: skip
         return drawn
+
+    def _draw_whole_rows(
+        self, request: DeviceDraw, question: Sequence[Any], drawn: HopDrawn
+    ) -> None:
+        """Draw by weight without replacement, or by LABOR.
+
+        With a thread for each row, a batch would wait for that of a hub. So where there are hubs,
+        parts of a long row have a thread each, and another one joins them.
+        """
+        num_rows, width = drawn.edges.shape
+        num_long = 0
+        # without a fan-out nothing is chosen
+        if request.draw.fanout >= 0 and (request.largest_degree or 0) > _LONG_ROW:
+            room = _SCRATCH_BYTES // (_PARTS * width * 16)  # a value and a position each
+            num_long = min(num_rows, _LONG_ROWS, room)
+        result = drawn.edges, drawn.counts, drawn.neighbors
+        values = torch.empty_like(drawn.edges, dtype=torch.float64)
+        long_rows = torch.zeros(1 + num_long, dtype=torch.int32, device=self.device)
+        self._launch(draw_whole_rows, num_rows, *question, values, _LONG_ROW, long_rows, *result)
+        if not num_long:
+            return
+        parts = torch.empty((num_long * _PARTS, width), dtype=torch.float64, device=self.device)
+        scratch = parts, torch.empty_like(parts, dtype=torch.int64)
+        sizes = torch.empty((num_long, _PARTS), dtype=torch.int32, device=self.device)
+        self._launch(draw_long_rows, (num_long, _PARTS), *question, long_rows, *scratch, sizes)
+        indices = question[-2:]
+        self._launch(
+            join_long_rows, num_long, long_rows, *scratch, sizes, *indices, values, *result
+        )
 
     def gather(self, values: Tensor, rows: Tensor) -> Tensor:
         """Return ``values[rows]``; a GPU reads values in pinned memory of the host in place.
@@ -152,33 +188,51 @@ class WarpKernels(TorchKernels):
             return torch.index_select(values, 0, rows, out=out)
         row_bytes = out.nbytes // rows.numel()
         word = next(size for size in WORDS if row_bytes % size == 0)
-        as_words, dtype = WORDS[word]
+        as_words, dtype, gather_words = WORDS[word]
         words = out.view(rows.numel(), -1).view(as_words)
         self._launch(
-            gather_rows, words.shape, self._pages(values, dtype, values.nbytes // word),
-            self._array(rows), wp.from_torch(words),
-        )  # fmt: skip
+            gather_words,
+            words.shape,
+            self._pages(values, dtype, values.nbytes // word),
+            rows,
+            words,
+        )
         return out
 
-    def _first_places(self, keys: Tensor) -> Tensor:
-        """Return the first place of each of ``keys``; 0 for those below 0."""
-        positions = torch.empty_like(keys, dtype=torch.int32)
-        # At most half full, so that a search reads few positions, and always reaches a free one.
-        size = 1 << (2 * max(1, keys.numel()) - 1).bit_length()
-        table = torch.zeros(size, dtype=torch.int64, device=self.device)
-        firsts = torch.full((size,), keys.numel(), dtype=torch.int32, device=self.device)
-        places = torch.empty_like(keys)
-        num_keys, at = keys.numel(), wp.from_torch(positions)
+    def label(self, labels: DeviceLabels, keys: Tensor, places: TypedPlaces) -> Tensor:
+        """Return the label of each of ``keys``; those without one get the next free ones."""
+        capacity, num_keys = labels.keys.numel(), keys.numel()
+        if not num_keys:
+            return keys
+        total = capacity + num_keys
+        table = torch.zeros(2 * total, dtype=torch.int64, device=self.device)
+        firsts = torch.full((2 * total,), total, dtype=torch.int32, device=self.device)
+        positions, is_new = (torch.empty_like(keys, dtype=torch.int32) for _ in range(2))
+        by_type = labels.device_begins, places.device_ends
+        self._launch(enter_keys, total, labels.keys, keys, *by_type, table, firsts, positions)
+        self._launch(mark_new, num_keys, capacity, firsts, positions, is_new)
+        ranks = is_new.cumsum(0, dtype=torch.int32)
+        results, new_counts = torch.empty_like(keys), torch.empty_like(labels.counts)
         self._launch(
-            enter_keys, num_keys, self._array(keys), wp.from_torch(table, wp.uint64),
-            wp.from_torch(firsts), at,
+            give_labels, num_keys + new_counts.numel(), keys, *by_type, labels.counts, firsts,
+            positions, ranks, labels.keys, results, new_counts,
         )  # fmt: skip
-        self._launch(look_up_places, num_keys, wp.from_torch(firsts), at, self._array(places))
-        return places
+        labels.counts = new_counts
+        return results
 
     def _launch(self, kernel: Any, threads: int | Sequence[int], *inputs: Any) -> None:
+        """Launch a program; tensors among ``inputs`` are its arrays, None is an empty one.
+
+        Warp gets descriptors, which keep no memory: they take a fraction of the time of its arrays.
+        """
+        # held here until it is launched; after that a stream's memory is used in its order
+        tensors = [one.contiguous() if isinstance(one, Tensor) else one for one in inputs]
         with _runtime:
-            wp.launch(kernel, dim=threads, inputs=inputs, device=self._on, stream=self._stream())
+            arguments = [
+                wp.from_torch(one, return_ctype=True) if isinstance(one, Tensor) else one
+                for one in tensors
+            ]
+            wp.launch(kernel, dim=threads, inputs=arguments, device=self._on, stream=self._stream())
 
     def _stream(self) -> Any:
         """Return Warp's stream for the current one of torch; None: the device has none."""
@@ -190,14 +244,8 @@ class WarpKernels(TorchKernels):
             _streams[key] = wp.stream_from_torch(current)
         return _streams[key]
 
-    def _array(self, values: Tensor | None) -> Any:
-        """Return int64 values as Warp's array over the same memory; an empty one for None."""
-        if values is None:
-            return self._no_values
-        return wp.from_torch(values.contiguous())
-
     def _pages(self, values: Tensor | None, dtype: Any, count: int | None = None) -> Any:
-        """Return an array as pages; the last one may go past the end, unread.
+        """Return the descriptor of an array as pages; the last one may go past the end, unread.
 
         Args:
             values: Contiguous; None: an empty array.
@@ -205,9 +253,17 @@ class WarpKernels(TorchKernels):
             count: Number of items; None: as many as ``values`` has.
         """
         if values is None:
-            return self._no_pages[dtype]
+            return None
         count = values.numel() if count is None else count
-        return wp.array(
-            ptr=values.data_ptr(), shape=(-(-count // (1 << PAGE_BITS)), 1 << PAGE_BITS),
-            dtype=dtype, device=self._on, copy=False,
-        )  # fmt: skip
+        # By what it says, so that it is right whatever is at that address.
+        known = values.data_ptr(), count, dtype
+        with _runtime:
+            if known not in self._known_pages:
+                if len(self._known_pages) >= _MOST_KNOWN:
+                    self._known_pages.clear()
+                pages = wp.array(
+                    ptr=known[0], shape=(-(-count // (1 << PAGE_BITS)), 1 << PAGE_BITS),
+                    dtype=dtype, device=self._on, copy=False,
+                )  # fmt: skip
+                self._known_pages[known] = pages.__ctype__()
+            return self._known_pages[known]

@@ -2,8 +2,8 @@
 
 One source is compiled for CUDA and, in tests, for the CPU.
 
-A program has a thread for each row, or for each key, and no thread's result depends on the timing
-of another one. The folder of compiled programs is Warp's own setting (``WARP_CACHE_PATH``).
+A program has a thread for each row, part of a row, draw or key, and no result depends on the timing
+of threads. The folder of compiled programs is Warp's own setting (``WARP_CACHE_PATH``).
 """
 
 from typing import Any
@@ -62,6 +62,14 @@ def _mix(value: wp.uint64) -> wp.uint64:
 def row_key_of(key: wp.uint64, node: wp.int64) -> wp.uint64:
     """Return the key of a node's draws; see `torch_numbers.row_keys`."""
     return _mix(_mix(wp.uint64(node) * _NODE + _GAMMA) ^ key)
+
+
+@wp.func
+def _key_at(keys: wp.array[wp.uint64], i: wp.int32) -> wp.uint64:
+    """Return the key of row ``i``'s draw, which may be the only one of all rows."""
+    if keys.shape[0] == 1:
+        return keys[0]
+    return keys[i]
 
 
 @wp.func
@@ -168,12 +176,39 @@ def _draw_next(
     return start + drawn
 
 
+@wp.func
+def _neighbor_at(
+    narrow: wp.array2d[wp.int32], wide: wp.array2d[wp.int64], position: wp.int64
+) -> wp.int64:
+    """Return the neighbour of an edge, from the array that exists."""
+    if narrow.shape[0] > 0:
+        return wp.int64(narrow[_page(position), _place(position)])
+    return wide[_page(position), _place(position)]
+
+
+@wp.func
+def _write_neighbors(
+    offsets: wp.array2d[wp.int64],
+    count: wp.int32,
+    i: wp.int32,
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
+    neighbors: wp.array2d[wp.int64],
+) -> None:
+    """Write the neighbours of row ``i``, of which the first ``count`` were drawn; -1 behind."""
+    for j in range(neighbors.shape[1]):
+        neighbor = wp.int64(-1)
+        if j < count:
+            neighbor = _neighbor_at(narrow, wide, offsets[i, j])
+        neighbors[i, j] = neighbor
+
+
 @wp.kernel
 def draw_uniform(
     indptr: wp.array[wp.int64],
     rows: wp.array[wp.int64],
     ids: wp.array[wp.int64],
-    key: wp.uint64,
+    keys: wp.array[wp.uint64],
     fanout: wp.int32,
     replace: wp.int32,
     last: wp.int32,
@@ -182,12 +217,16 @@ def draw_uniform(
     order: wp.array2d[wp.int64],
     until: wp.array[wp.int64],
     since: wp.array[wp.int64],
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
     offsets: wp.array2d[wp.int64],
     counts: wp.array[wp.int64],
+    neighbors: wp.array2d[wp.int64],
 ) -> None:
     """Draw neighbours of a row uniformly, or its last ones by time; a thread for each row.
 
     Its arguments are `DeviceDraw`'s fields; positions go to ``offsets``, numbers to ``counts``.
+    The graph's neighbours are in ``narrow`` (32 bits) or in ``wide``.
     """
     i = wp.tid()
     start = _bound(indptr, rows[i])
@@ -196,6 +235,7 @@ def draw_uniform(
     degree = stop - start
     take = _count(degree, fanout, replace)
     counts[i] = take
+    key = _key_at(keys, i)
     row = row_key_of(key, ids[i])
     for j in range(offsets.shape[1]):
         place = wp.int64(j)
@@ -211,6 +251,7 @@ def draw_uniform(
         for j in range(wp.int32(take)):
             at = offsets[i, j]
             offsets[i, j] = order[_page(at), _place(at)]
+    _write_neighbors(offsets, wp.int32(take), i, narrow, wide, neighbors)
 
 
 # -- whole rows ------------------------------------------------------------------------------------
@@ -318,44 +359,54 @@ def _weight_at(weights: wp.array2d[wp.float32], position: wp.int64) -> wp.float3
 
 
 @wp.func
-def _neighbor_at(
-    narrow: wp.array2d[wp.int32], wide: wp.array2d[wp.int64], position: wp.int64
+def _copies_before(
+    narrow: wp.array2d[wp.int32], wide: wp.array2d[wp.int64], start: wp.int64, position: wp.int64
 ) -> wp.int64:
-    """Return the neighbour of an edge, from the array that exists."""
-    if narrow.shape[0] > 0:
-        return wp.int64(narrow[_page(position), _place(position)])
-    return wide[_page(position), _place(position)]
+    """Return how many edges before ``position`` lead to the neighbour of the one before it."""
+    copies = wp.int64(0)
+    if position > start:
+        neighbor = _neighbor_at(narrow, wide, position - wp.int64(1))
+        first = position - wp.int64(1)
+        while first >= start:
+            if _neighbor_at(narrow, wide, first) != neighbor:
+                break
+            first = first - wp.int64(1)
+            copies = copies + wp.int64(1)
+    return copies
 
 
-@wp.kernel
-def draw_whole_rows(
-    indptr: wp.array[wp.int64],
-    rows: wp.array[wp.int64],
-    ids: wp.array[wp.int64],
+@wp.func
+def _choose(
+    start: wp.int64,
+    begin: wp.int64,
+    stop: wp.int64,
     key: wp.uint64,
+    node: wp.int64,
     labor: wp.int32,
     weights: wp.array2d[wp.float32],
     narrow: wp.array2d[wp.int32],
     wide: wp.array2d[wp.int64],
     values: wp.array2d[wp.float64],
-    offsets: wp.array2d[wp.int64],
-    counts: wp.array[wp.int64],
-) -> None:
-    """Draw by weight without replacement, or by LABOR: the least values of the whole row.
+    items: wp.array2d[wp.int64],
+    place: wp.int32,
+) -> wp.int32:
+    """Choose the least values of the edges from ``begin`` to ``stop`` of a row from ``start``.
 
-    ``values`` is scratch memory of the shape of ``offsets``. Neighbours are in ``narrow`` (32 bits)
-    or in ``wide``.
+    They go to row ``place`` of ``values`` and ``items``, in stored order if all are chosen.
+
+    Returns:
+        Their number; -1 - it if they are a heap.
     """
-    i = wp.tid()
-    start = _bound(indptr, rows[i])
-    stop = _bound(indptr, rows[i] + wp.int64(1))
-    width = offsets.shape[1]
-    row = row_key_of(key, ids[i])
+    width = items.shape[1]
+    row = row_key_of(key, node)
     size = wp.int32(0)
     heaped = wp.int32(0)
     copy = wp.int64(0)
     before = wp.int64(-1)
-    position = start
+    if labor != 0 and begin > start:
+        copy = _copies_before(narrow, wide, start, begin) - wp.int64(1)
+        before = _neighbor_at(narrow, wide, begin - wp.int64(1))
+    position = begin
     while position < stop:
         counter = position - start
         if labor != 0:
@@ -371,21 +422,146 @@ def draw_whole_rows(
             if weights.shape[0] > 0:
                 value = exponential_of(value) / wp.float64(weight)
             if size < width:
-                values[i, size] = value
-                offsets[i, size] = position
+                values[place, size] = value
+                items[place, size] = position
                 size = size + 1
             else:
                 # Rows that are drawn whole stay in stored order.
                 if heaped == 0:
-                    _make_heap(values, offsets, i, size)
+                    _make_heap(values, items, place, size)
                     heaped = wp.int32(1)
-                _offer(values, offsets, i, size, value, position)
+                _offer(values, items, place, size, value, position)
         position = position + wp.int64(1)
-    counts[i] = wp.int64(size)
     if heaped != 0:
+        return wp.int32(-1) - size
+    return size
+
+
+@wp.kernel
+def draw_whole_rows(
+    indptr: wp.array[wp.int64],
+    rows: wp.array[wp.int64],
+    ids: wp.array[wp.int64],
+    keys: wp.array[wp.uint64],
+    labor: wp.int32,
+    weights: wp.array2d[wp.float32],
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
+    values: wp.array2d[wp.float64],
+    longest: wp.int32,
+    long_rows: wp.array[wp.int32],
+    offsets: wp.array2d[wp.int64],
+    counts: wp.array[wp.int64],
+    neighbors: wp.array2d[wp.int64],
+) -> None:
+    """Draw by weight without replacement, or by LABOR: the least values of the whole row.
+
+    ``values`` is scratch memory of the shape of ``offsets``. Rows of more than ``longest`` edges
+    are left to `draw_long_rows`: their number goes to ``long_rows[0]``, and they behind it. Rows
+    that find no room there, in whatever order threads come, are drawn here: the draw is the same.
+    """
+    i = wp.tid()
+    start = _bound(indptr, rows[i])
+    stop = _bound(indptr, rows[i] + wp.int64(1))
+    if stop - start > wp.int64(longest):
+        place = wp.atomic_add(long_rows, 0, wp.int32(1)) + wp.int32(1)
+        if place < long_rows.shape[0]:
+            long_rows[place] = i
+            return
+    key = _key_at(keys, i)
+    size = _choose(
+        start, start, stop, key, ids[i], labor, weights, narrow, wide, values, offsets, i
+    )
+    if size < 0:
+        size = wp.int32(-1) - size
         _sort_by_position(values, offsets, i, size)
-    for j in range(size, width):
+    counts[i] = wp.int64(size)
+    for j in range(size, offsets.shape[1]):
         offsets[i, j] = wp.int64(0)
+    _write_neighbors(offsets, size, i, narrow, wide, neighbors)
+
+
+@wp.kernel
+def draw_long_rows(
+    indptr: wp.array[wp.int64],
+    rows: wp.array[wp.int64],
+    ids: wp.array[wp.int64],
+    keys: wp.array[wp.uint64],
+    labor: wp.int32,
+    weights: wp.array2d[wp.float32],
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
+    long_rows: wp.array[wp.int32],
+    part_values: wp.array2d[wp.float64],
+    part_items: wp.array2d[wp.int64],
+    part_sizes: wp.array2d[wp.int32],
+) -> None:
+    """Choose the least values of a part of a long row; a thread for each part.
+
+    Part ``p`` of the k-th row goes to row ``k * parts + p`` of the scratch memory.
+    """
+    k, p = wp.tid()  # type: ignore[misc]
+    if k < long_rows[0]:
+        i = long_rows[k + 1]
+        start = _bound(indptr, rows[i])
+        stop = _bound(indptr, rows[i] + wp.int64(1))
+        parts = wp.int64(part_sizes.shape[1])
+        step = (stop - start + parts - wp.int64(1)) / parts
+        begin = wp.min(start + wp.int64(p) * step, stop)
+        end = wp.min(begin + step, stop)
+        size = _choose(
+            start, begin, end, _key_at(keys, i), ids[i], labor, weights, narrow, wide,
+            part_values, part_items, k * part_sizes.shape[1] + p,
+        )  # fmt: skip
+        if size < 0:
+            size = wp.int32(-1) - size
+        part_sizes[k, p] = size
+
+
+@wp.kernel
+def join_long_rows(
+    long_rows: wp.array[wp.int32],
+    part_values: wp.array2d[wp.float64],
+    part_items: wp.array2d[wp.int64],
+    part_sizes: wp.array2d[wp.int32],
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
+    values: wp.array2d[wp.float64],
+    offsets: wp.array2d[wp.int64],
+    counts: wp.array[wp.int64],
+    neighbors: wp.array2d[wp.int64],
+) -> None:
+    """Choose the least values of all parts of a long row; a thread for each of these rows."""
+    k = wp.tid()
+    if k < long_rows[0]:
+        i = long_rows[k + 1]  # type: ignore[operator]
+        width = offsets.shape[1]
+        size = wp.int32(0)
+        heaped = wp.int32(0)
+        for p in range(part_sizes.shape[1]):
+            place = k * part_sizes.shape[1] + p
+            for j in range(part_sizes[k, p]):
+                value = part_values[place, j]
+                item = part_items[place, j]
+                if size < width:
+                    values[i, size] = value
+                    offsets[i, size] = item
+                    size = size + 1
+                else:
+                    if heaped == 0:
+                        _make_heap(values, offsets, i, size)
+                        heaped = wp.int32(1)
+                    # Items of a part are in no order: of equal values the earlier one stays.
+                    values_last = values[i, 0]
+                    if value < values_last or (value == values_last and item < offsets[i, 0]):
+                        values[i, 0] = value
+                        offsets[i, 0] = item
+                        _sift_down(values, offsets, i, 0, size)
+        _sort_by_position(values, offsets, i, size)
+        counts[i] = wp.int64(size)
+        for j in range(size, width):
+            offsets[i, j] = wp.int64(0)
+        _write_neighbors(offsets, size, i, narrow, wide, neighbors)
 
 
 @wp.kernel
@@ -393,77 +569,173 @@ def draw_with_replacement(
     indptr: wp.array[wp.int64],
     rows: wp.array[wp.int64],
     ids: wp.array[wp.int64],
-    key: wp.uint64,
+    keys: wp.array[wp.uint64],
     weights: wp.array2d[wp.float32],
+    narrow: wp.array2d[wp.int32],
+    wide: wp.array2d[wp.int64],
     offsets: wp.array2d[wp.int64],
     counts: wp.array[wp.int64],
+    neighbors: wp.array2d[wp.int64],
 ) -> None:
-    """Draw neighbours of a row by weight with replacement; a thread for each row."""
-    i = wp.tid()
+    """Draw a neighbour of a row by weight with replacement; a thread for each draw.
+
+    Sums depend on the order of additions, so no part of a row can be added apart. The draws of a
+    row are neighbouring threads, which read the same weights at the same time.
+    """
+    i, j = wp.tid()  # type: ignore[misc]
     start = _bound(indptr, rows[i])
     stop = _bound(indptr, rows[i] + wp.int64(1))
-    width = offsets.shape[1]
     total = wp.float64(0.0)
     position = start
     while position < stop:
         total = total + wp.float64(_weight_at(weights, position))
         position = position + wp.int64(1)
-    taken = wp.int32(0)
+    chosen = wp.int64(0)
+    neighbor = wp.int64(-1)
     if total > wp.float64(0.0):
-        taken = width
-    counts[i] = wp.int64(taken)
-    row = row_key_of(key, ids[i])
-    for j in range(width):
-        chosen = wp.int64(0)
-        if taken > 0:
-            goal = unit_of(row, wp.int64(j)) * total
-            # In the same order as above: sums depend on it.
-            running = wp.float64(_weight_at(weights, start))
-            chosen = start
-            while running <= goal and chosen + wp.int64(1) < stop:
-                chosen = chosen + wp.int64(1)
-                running = running + wp.float64(_weight_at(weights, chosen))
-        offsets[i, j] = chosen
+        goal = unit_of(row_key_of(_key_at(keys, i), ids[i]), wp.int64(j)) * total
+        # In the same order as above: sums depend on it.
+        running = wp.float64(_weight_at(weights, start))
+        chosen = start
+        while running <= goal and chosen + wp.int64(1) < stop:
+            chosen = chosen + wp.int64(1)
+            running = running + wp.float64(_weight_at(weights, chosen))
+        neighbor = _neighbor_at(narrow, wide, chosen)
+    offsets[i, j] = chosen
+    neighbors[i, j] = neighbor
+    if j == 0:
+        counts[i] = wp.where(total > wp.float64(0.0), wp.int64(offsets.shape[1]), wp.int64(0))
 
 
 # -- labels ----------------------------------------------------------------------------------------
 
 
+@wp.func
+def _type_at(ends: wp.array[wp.int64], place: wp.int64) -> wp.int32:
+    """Return the type of a place, of places that lie type after type."""
+    name = wp.int32(0)
+    while place >= ends[name]:
+        name = name + wp.int32(1)
+    return name
+
+
+@wp.func
+def _end_of(ends: wp.array[wp.int64], name: wp.int32) -> wp.int64:
+    """Return where a type ends; type -1, before the first one, at 0."""
+    if name < 0:
+        return wp.int64(0)
+    return ends[name]
+
+
 @wp.kernel
 def enter_keys(
+    known: wp.array[wp.int64],
     keys: wp.array[wp.int64],
+    begins: wp.array[wp.int64],
+    ends: wp.array[wp.int64],
     table: wp.array[wp.uint64],
     firsts: wp.array[wp.int32],
     positions: wp.array[wp.int32],
 ) -> None:
-    """Note the smallest place of each key. ``table`` holds key + 1, or 0 if free."""
+    """Note the smallest place of each key in its type; a thread for each place.
+
+    Places are those of ``known`` (keys with a label), then those of ``keys``. Each type has a part
+    of the table, twice as large as it has places: so a search reads few positions, and always
+    reaches a free one. ``table`` holds key + 1, or 0 if free. Positions of ``keys`` go to
+    ``positions``, -1 for unused places.
+    """
     i = wp.tid()
-    positions[i] = wp.int32(-1)
-    if keys[i] >= wp.int64(0):
-        entry = wp.uint64(keys[i]) + wp.uint64(1)
-        mask = wp.uint64(table.shape[0] - 1)
-        position = wp.int32(_mix(entry) & mask)
+    capacity = known.shape[0]
+    key = wp.int64(-1)
+    name = wp.int32(0)
+    if i < capacity:
+        key = known[i]
+        name = _type_at(begins, wp.int64(i)) - wp.int32(1)
+    else:
+        key = keys[i - capacity]
+        name = _type_at(ends, wp.int64(i - capacity))
+    position = wp.int64(-1)
+    if key >= wp.int64(0):
+        start = wp.int64(2) * (begins[name] + _end_of(ends, name - wp.int32(1)))
+        stop = wp.int64(2) * (begins[name + wp.int32(1)] + ends[name])
+        entry = wp.uint64(key) + wp.uint64(1)
+        # the upper half of a product, as a remainder would take longer
+        share = (_mix(entry) >> wp.uint64(32)) * wp.uint64(stop - start)
+        position = start + wp.int64(share >> wp.uint64(32))
         while True:
-            before = wp.atomic_cas(table, position, wp.uint64(0), entry)
+            before = wp.atomic_cas(table, wp.int32(position), wp.uint64(0), entry)
             if before == wp.uint64(0) or before == entry:
                 break
-            position = wp.int32(wp.uint64(position + 1) & mask)
+            position = position + wp.int64(1)
+            if position == stop:
+                position = start
         # The place of a key in the table depends on timing; its smallest place does not.
-        wp.atomic_min(firsts, position, i)
-        positions[i] = position
+        wp.atomic_min(firsts, wp.int32(position), i)
+    if i >= capacity:
+        positions[i - capacity] = wp.int32(position)
 
 
 @wp.kernel
-def look_up_places(
+def mark_new(
+    capacity: wp.int32,
     firsts: wp.array[wp.int32],
     positions: wp.array[wp.int32],
-    out: wp.array[wp.int64],
+    is_new: wp.array[wp.int32],
 ) -> None:
-    """Read the first place of each key, which `enter_keys` has noted; 0 for those below 0."""
+    """Write 1 where a key is at its first place, 0 elsewhere; see `enter_keys`."""
     i = wp.tid()
-    out[i] = wp.int64(0)
+    is_first = wp.int32(0)
     if positions[i] >= 0:
-        out[i] = wp.int64(firsts[positions[i]])
+        is_first = wp.where(firsts[positions[i]] == capacity + i, wp.int32(1), wp.int32(0))
+    is_new[i] = is_first
+
+
+@wp.func
+def _through(ranks: wp.array[wp.int32], end: wp.int64) -> wp.int64:
+    """Return the number of new keys in the places before ``end``."""
+    if end == wp.int64(0):
+        return wp.int64(0)
+    return wp.int64(ranks[wp.int32(end - wp.int64(1))])
+
+
+@wp.kernel
+def give_labels(
+    keys: wp.array[wp.int64],
+    begins: wp.array[wp.int64],
+    ends: wp.array[wp.int64],
+    counts: wp.array[wp.int64],
+    firsts: wp.array[wp.int32],
+    positions: wp.array[wp.int32],
+    ranks: wp.array[wp.int32],
+    known: wp.array[wp.int64],
+    labels: wp.array[wp.int64],
+    new_counts: wp.array[wp.int64],
+) -> None:
+    """Write the label of each key, new keys to ``known``, and the new number of each type.
+
+    A thread for each place of ``keys``, then one for each type. ``ranks`` counts new keys up to
+    each place.
+    """
+    i = wp.tid()
+    num_keys = keys.shape[0]
+    if i >= num_keys:
+        name = i - num_keys
+        before = _through(ranks, _end_of(ends, name - wp.int32(1)))
+        new_counts[name] = counts[name] + _through(ranks, ends[name]) - before
+    elif positions[i] < 0:
+        labels[i] = wp.int64(-1)
+    else:
+        capacity = known.shape[0]
+        name = _type_at(ends, wp.int64(i))
+        first = firsts[positions[i]]
+        label = wp.int64(first) - begins[name]
+        if first >= capacity:
+            before = _through(ranks, _end_of(ends, name - wp.int32(1)))
+            rank = wp.int64(ranks[first - capacity]) - before - wp.int64(1)
+            label = counts[name] + rank
+            if first == capacity + i:
+                known[wp.int32(begins[name] + label)] = keys[i]
+        labels[i] = label
 
 
 # -- rows of features ------------------------------------------------------------------------------
@@ -481,11 +753,15 @@ def gather_rows(
     out[i, j] = values[_page(position), _place(position)]
 
 
-WORDS: dict[int, tuple[torch.dtype, Any]] = {
-    8: (torch.int64, wp.int64),
-    4: (torch.int32, wp.int32),
-    1: (torch.uint8, wp.uint8),
+def _gather_of(word: Any) -> Any:
+    return wp.overload(gather_rows, {"values": wp.array2d[word], "out": wp.array2d[word]})
+
+
+# named, as kernels are compiled ahead of time, too
+WORDS: dict[int, tuple[torch.dtype, Any, Any]] = {
+    8: (torch.int64, wp.int64, _gather_of(wp.int64)),
+    4: (torch.int32, wp.int32, _gather_of(wp.int32)),
+    1: (torch.uint8, wp.uint8, _gather_of(wp.uint8)),
 }
-"""Types of the words that rows are copied by, by size in bytes."""
-for _, _word in WORDS.values():  # named: kernels are compiled ahead of time, too
-    wp.overload(gather_rows, {"values": wp.array2d[_word], "out": wp.array2d[_word]})
+"""The words that rows are copied by, by size in bytes: their type in torch, in Warp, `gather_rows`.
+"""

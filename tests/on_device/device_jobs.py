@@ -27,7 +27,6 @@ from gigl_loader import (
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.in_process import partitioned_graph
 from gigl_loader.in_process.collective import CollectivePeers
-from gigl_loader.in_process.partitioned_graph import PartitionedGraph
 from gigl_loader.on_device.sampler import DeviceSampler
 from gigl_loader.ranks import RankExchange
 from gigl_loader.testing import TinyGraph, batch_digest, check_same_batches
@@ -167,7 +166,7 @@ def a_rank_raises(rank: int, size: int) -> None:
         (DeviceSampler, "place", 3, many),
         (partitioned_graph, "drawn_from", 10, many),  # while it responds to others
         (partitioned_graph, "drawn_from", 10, few if rank == 1 else many),  # without a batch
-        (PartitionedGraph, "neighbors", 5, many),
+        (partitioned_graph, "_place", 5, many),
         (partitioned_graph, "rows_of", 5, many),
         (DeviceSampler, "_add_edges", 3, many),
     ]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.dataset.view import Adjacency, PartitionView, TimeOrder, keys_of
 from gigl_loader.on_device.device_kernels import DeviceDraw, TorchKernels
+from gigl_loader.on_device.torch_numbers import signed
 from gigl_loader.sampler.plan import Draw, TreesAndTimes
 from gigl_loader.sampler.reader import LocalReader
 
@@ -55,7 +56,7 @@ class Question:
                 torch.from_numpy(adjacency.indptr), torch.from_numpy(adjacency.indices), None,
                 None if adjacency.weights is None else torch.from_numpy(adjacency.weights),
             ),
-            rows=spread[0], ids=spread[1],
+            rows=spread[0], ids=spread[1], keys=torch.tensor([signed(self.draw.key)]),
             width=self.draw.fanout if self.draw.fanout >= 0 else largest,
             times=None if order is None else TimeOrder(
                 torch.from_numpy(order.order), torch.from_numpy(order.times), order.is_float
@@ -76,6 +77,9 @@ class Question:
         used = np.arange(asked.width) < wanted[:, None]
         assert drawn.edges.numpy()[used].tolist() == offsets.tolist()
         assert not drawn.edges.numpy()[~used].any(), "places that are unused hold 0"
+        indices = self.view.adjacency[EDGE_TYPE].indices
+        assert drawn.neighbors.numpy()[used].tolist() == indices[offsets].tolist()
+        assert (drawn.neighbors.numpy()[~used] == -1).all()
 
 
 def view_of(

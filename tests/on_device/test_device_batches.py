@@ -181,7 +181,8 @@ def test_no_id_is_sorted_on_the_host(
     with DistNeighborLoader(plain, [4, 3], nodes, **ONE, with_edge=True, **how) as loader:
         known = [batch_digest(batch) for batch in loader]
         batch_size = loader.batch_size
-    sizes, unique, add, asked = [], np.unique, KeptRows.add, []
+    sizes, unique, add = list[int](), np.unique, KeptRows.add
+    asked: list[Any] = []
 
     def sorting(ids: Any, **keywords: Any) -> Any:
         sizes.append(ids.size)
@@ -303,13 +304,16 @@ def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
     expansion = DeviceExpansion(graph, plan, TorchKernels(DEVICE), bits)
     with mode:
         roots = {name: torch.empty(4, dtype=torch.int64, device=DEVICE) for name in view.num_nodes}
-        grown = expansion.run(BatchTicket(0, 0, 0, 0), DeviceRoots(roots))
+        layout = expansion.layout(BatchTicket(0, 0, 0, 0), dict.fromkeys(roots, 4))
+        numbers = torch.empty(layout.numbers().size, dtype=torch.int64, device=DEVICE)
+        grown = expansion.run(DeviceRoots(layout, roots, numbers))
         assert grown.counts.device == DEVICE
         # as many as the roots and each hop, of nodes and of edges
         assert grown.counts.shape == (3 * len(view.num_nodes) + 2,)
         # what is cut later is cut by numbers that have come to the host
-        sizes = [4, 9, 12] * len(view.num_nodes) + [8, 6]
-        keys, _, edges = grown.sampled(sizes, [edge_type])
+        num_types = len(view.num_nodes)
+        sizes = [size for size in (4, 9, 12) for _ in range(num_types)] + [8, 14]
+        keys, _, edges = grown.sampled(sizes, expansion.node_types)
         assert keys[edge_type[0]].shape == (12,)
         assert edges[edge_type].edge_index.shape == (2, 14)
 

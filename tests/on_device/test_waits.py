@@ -16,7 +16,12 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException as ShapeOf
 
 from gigl_loader.dataset.view import Adjacency, TimeOrder
 from gigl_loader.on_device.device_graph import edge_ids_at
-from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceLabels, TorchKernels
+from gigl_loader.on_device.device_kernels import (
+    DeviceDraw,
+    DeviceLabels,
+    TorchKernels,
+    TypedPlaces,
+)
 from gigl_loader.sampler.plan import Draw
 
 DEVICE = torch.device("meta")
@@ -30,13 +35,13 @@ def _ints(*shape: int) -> torch.Tensor:
 def _draw(draw: Draw, width: int) -> None:
     weights = torch.zeros(50, device=DEVICE) if draw.with_weight else None
     asked = DeviceDraw(
-        draw, Adjacency(_ints(11), _ints(50), None, weights), _ints(8), _ints(8), width,
+        draw, Adjacency(_ints(11), _ints(50), None, weights), _ints(8), _ints(8), _ints(1), width,
         largest_degree=30,
     )  # fmt: skip
     if draw.timed:
         order = TimeOrder(_ints(50), _ints(50), is_float=False)
         asked = DeviceDraw(
-            draw, asked.adjacency, asked.rows, asked.ids, width,
+            draw, asked.adjacency, asked.rows, asked.ids, asked.keys, width,
             times=order, until=_ints(8), since=_ints(8),
         )  # fmt: skip
     drawn = TorchKernels(DEVICE).draw(asked)
@@ -70,20 +75,19 @@ def test_edges_on_the_host_are_read_there(how: dict[str, Any]) -> None:
         ends = torch.zeros(50, dtype=torch.int64)
         view, kernels = Adjacency(_ints(11), ends, ends.clone(), None), TorchKernels(DEVICE)
         draw = Draw(EDGE_TYPE, 4, 2**64 - 1, **how)
-        drawn = kernels.draw(DeviceDraw(draw, view, _ints(8), _ints(8), 4, largest_degree=30))
-        for found in (
-            kernels.items(view.indices, drawn.edges), edge_ids_at(view, drawn.edges, kernels)
-        ):  # fmt: skip
+        drawn = kernels.draw(
+            DeviceDraw(draw, view, _ints(8), _ints(8), _ints(1), 4, largest_degree=30)
+        )
+        for found in (drawn.neighbors, edge_ids_at(view, drawn.edges, kernels)):
             assert (found.device, found.dtype, found.shape) == (DEVICE, torch.int64, (8, 4))
 
 
 def test_no_label_waits() -> None:
     with FakeTensorMode():
-        labels, kernels = DeviceLabels(_ints(40), _ints()), TorchKernels(DEVICE)
-        kernels.append(labels, _ints(8))
-        found = kernels.label(labels, _ints(20), _ints(20) > 0)
+        labels = DeviceLabels(_ints(40), _ints(2), [0, 25, 40], _ints(3))
+        found = TorchKernels(DEVICE).label(labels, _ints(20), TypedPlaces([12, 8], _ints(2)))
         assert found.shape == (20,)
-        assert labels.count.shape == ()
+        assert labels.counts.shape == (2,)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,12 @@ def test_all_kernels_compile_for(arch: int, tmp_path: Path) -> None:
     kernels = [
         "draw_uniform",
         "draw_whole_rows",
+        "draw_long_rows",
+        "join_long_rows",
         "draw_with_replacement",
         "enter_keys",
-        "look_up_places",
+        "mark_new",
+        "give_labels",
         "gather_rows",
     ]
     assert all(f"{name}_" in source for name in kernels)

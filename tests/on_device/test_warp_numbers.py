@@ -33,7 +33,9 @@ def _check(ids: np.ndarray, key: int, wholes: np.ndarray) -> None:
         _numbers, dim=ids.size, device="cpu",
         inputs=[*map(wp.from_torch, (nodes,)), key, *map(wp.from_torch, (uniform, *found))],
     )  # fmt: skip
-    wanted = torch.stack([units(row_keys(key, nodes), nodes & 1023), exponentials(uniform)])
+    wanted = torch.stack(
+        [units(row_keys(torch.tensor([signed(key)]), nodes), nodes & 1023), exponentials(uniform)]
+    )
     # As numbers: finite ones are equal with their bits alone, but for the sign of 0, and no draw
     # sees that.
     assert found.isfinite().all()

@@ -13,7 +13,12 @@ import warp as wp
 
 from gigl_loader.dataset.view import Adjacency
 from gigl_loader.on_device import warp_kernels
-from gigl_loader.on_device.device_kernels import DeviceDraw, DeviceLabels, TorchKernels
+from gigl_loader.on_device.device_kernels import (
+    DeviceDraw,
+    DeviceLabels,
+    TorchKernels,
+    TypedPlaces,
+)
 from gigl_loader.on_device.warp_kernels import WarpKernels
 from gigl_loader.sampler.plan import Draw
 
@@ -65,10 +70,12 @@ def _hop(kernels: TorchKernels) -> list[torch.Tensor]:
     indptr = torch.arange(0, 101, 10)
     view = Adjacency(indptr, torch.arange(100) % 10, None, None)
     draw = Draw(("n", "to", "n"), 4, 7)
-    drawn = kernels.draw(DeviceDraw(draw, view, torch.arange(10), torch.arange(10), 4))
-    labels = DeviceLabels(torch.full((20,), -1), torch.zeros((), dtype=torch.int64))
-    kernels.append(labels, torch.arange(3))
-    reached = kernels.label(labels, drawn.edges.reshape(-1) % 10, torch.ones(40, dtype=torch.bool))
+    key = torch.tensor([7])
+    drawn = kernels.draw(DeviceDraw(draw, view, torch.arange(10), torch.arange(10), key, 4))
+    roots = torch.cat([torch.arange(3), torch.full((17,), -1)])
+    labels = DeviceLabels(roots, torch.tensor([3]), [0, 20], torch.tensor([0, 20]))
+    places = TypedPlaces([40], torch.tensor([40]))
+    reached = kernels.label(labels, drawn.edges.reshape(-1) % 10, places)
     return [
         drawn.edges,
         drawn.counts,

@@ -21,6 +21,7 @@ import torch
 
 from gigl_loader.dataset.view import Adjacency, PartitionView
 from gigl_loader.on_device.device_kernels import DeviceDraw, kernels_for
+from gigl_loader.on_device.torch_numbers import signed
 from gigl_loader.sampler.plan import Draw
 from gigl_loader.sampler.reader import LocalReader
 
@@ -70,8 +71,9 @@ def calls(
     reader = LocalReader(view)
     there = [one.to(device) for one in parts]
     ids = nodes.to(device)
+    key = torch.tensor([signed(draw.key)], device=device)
     asked = DeviceDraw(
-        draw, Adjacency(there[0], there[1], None, there[2]), ids, ids, draw.fanout,
+        draw, Adjacency(there[0], there[1], None, there[2]), ids, ids, key, draw.fanout,
         largest_degree=largest,
     )  # fmt: skip
     found: dict[str, Callable[[], object]] = {"numba": lambda: reader.draw(draw, nodes.numpy())}
