@@ -526,7 +526,7 @@ class LayerRun:
         return self._degrees[norm]
 
     def _outputs(
-        self, layer: Layer, reader: ChunkReader, reads: Reads, done: set[int]
+        self, layer: Layer, reader: ChunkReader, reads: LayerInputs, done: set[int]
     ) -> Iterator[_Output]:
         """Yield the outputs of chunks, late ones while the next chunk is computed."""
         late: deque[_Output] = deque()
