@@ -159,7 +159,7 @@ class ServerDiedError(PeerError):
 
 
 class PeerLostError(PeerError):
-    """A connection is over and could not be replaced. ``end`` tells why: see ``transport.End``."""
+    """A connection is over and could not be replaced: ``end`` is a ``transport.EndReason``."""
 
     def __init__(self, text: str, end: str = "gone") -> None:
         super().__init__(text, end)

@@ -103,7 +103,7 @@ def number_in(path: str) -> int | None:
 def machine_name() -> str:
     """Return a name of this machine, and of the part of it that this process can see.
 
-    Only processes of the same name try each other's memory; `same_host.Mark` decides.
+    Only processes of the same name try each other's memory; `same_host.SameHostProof` decides.
     """
     # all containers of a machine have its boot id; a pid namespace hides the descriptors of a
     # process in /proc from others, and another user may not open them

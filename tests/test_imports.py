@@ -39,7 +39,7 @@ DOWNWARD = {
 FACES = {
     "transport": {
         # both ends of a connection: what they call and answer, and who may
-        "": "Caller End IncomingArray Listener Method Mode Peer Reply SILENCE_S Security "
+        "": "Caller EndReason IncomingArray Listener Method Mode Peer Reply SILENCE_S Security "
         "address_towards codec free_port free_ports into_array is_loopback own_address "
         "refuse_loopback_name sockets",
         "reply": "Into",
@@ -64,7 +64,7 @@ FACES = {
         "leases": "BufferPool MessageMemory Packed ServerMemory ShmChannel own_messages "
         "payload_bytes tensors_over",
         # memory that processes of a machine share, and their lock
-        "same_host": "HostMark Mappings Mark Offer Region read_offers",
+        "same_host": "OwnHostProof Mappings SameHostProof Offer Region read_offers",
         "mutex": "Mutex",
         "": "read_ahead same_host segments tensors",
     },
@@ -90,11 +90,12 @@ FACES = {
         # directories of partitions: for tables, which write them, and for commands
         "partition_graph": "partition_graph",
         "directory": "FORMATS Format LOCK ORDERS RowOrder check_format check_order check_target "
-        "clear_killed lock_of only_writer",
-        "mapped": "ArraySpec EDGE_ROWS LOOKUPS PARQUET Part is_mapped_format rows_at",
+        "clear_killed complete_or_nothing lock_of only_writer",
+        "mapped": "ArraySpec EDGE_ROWS LOOKUPS PARQUET Part damaged is_mapped_format rows_at",
         "mapped_writer": "PartFiles allow_files index_type new_file seal write_array write_npy "
         "write_numbers",
-        "disk": "bytes_to_read count_partitions",
+        "disk": "bytes_to_read count_partitions read_partition",
+        "view_writer": "write_views",
         "progress": "ProgressLine",
         "": "disk view_writer",
     },

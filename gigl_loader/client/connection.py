@@ -33,7 +33,7 @@ from gigl_loader.errors import (
     WorkerDiedError,
 )
 from gigl_loader.threads import new_thread
-from gigl_loader.transport import Caller, End, Security
+from gigl_loader.transport import Caller, EndReason, Security
 from gigl_loader.transport.failures import fresh_copy
 from gigl_loader.wire.membership import Join, News, WaitReport, hear
 from gigl_loader.wire.signatures import CALLS
@@ -47,11 +47,12 @@ _ENTER_S = 30.0
 _MOST_FREE = 2
 """Most idle connections for calls to keep."""
 _WHY = {
-    End.SHUTDOWN: "it was shut down",
-    End.JOB_OVER: "it has served as many jobs as it was to (num_jobs) and ended",
-    End.LOST_PEER: "it lost another storage server",
-    End.GONE: "its process ended or was killed; see its log",
-    End.SILENT: "nothing was heard from it: its machine or the network is gone, or it is stopped",
+    EndReason.SHUTDOWN: "it was shut down",
+    EndReason.JOB_OVER: "it has served as many jobs as it was to (num_jobs) and ended",
+    EndReason.LOST_PEER: "it lost another storage server",
+    EndReason.GONE: "its process ended or was killed; see its log",
+    EndReason.SILENT: "nothing was heard from it: its machine or the network is gone, or it is "
+    "stopped",
 }
 
 T = TypeVar("T")
@@ -136,7 +137,7 @@ class ServerConnection:
         """Close a caller. Idempotent."""
         with self._changed:
             self._callers.pop(caller, None)
-        caller.close(End.JOB_OVER)
+        caller.close(EndReason.JOB_OVER)
 
     @property
     def is_up(self) -> bool:
@@ -160,10 +161,10 @@ class ServerConnection:
             self._changed.notify_all()
         # outside the lock, which threads that wait on these callers need to release them
         for caller in callers:
-            caller.close(End.JOB_OVER)
+            caller.close(EndReason.JOB_OVER)
 
     def _gone(self, end: str) -> ServerDiedError:
-        why = _WHY.get(End(end), f"the connection is over ({end})")
+        why = _WHY.get(EndReason(end), f"the connection is over ({end})")
         return ServerDiedError(
             f"{self.name} is gone: {why}. Start it again with the same arguments; if that took too "
             "long for the loaders of this job, start the job again, too"
@@ -326,7 +327,7 @@ class ServerConnection:
         It is of the same class, and names the server.
         """
         if isinstance(error, PeerLostError) and not isinstance(error, JoinRefusedError):
-            if error.end == End.GONE:  # a call may learn this before the watch does
+            if error.end == EndReason.GONE:  # a call may learn this before the watch does
                 self._end(self._gone(error.end))
             return self.error or self._gone(error.end)
         if isinstance(error, SamplingError):

@@ -347,7 +347,7 @@ class Sharing:
 
 
 @dataclass(frozen=True)
-class Terms:
+class AgreedSettings:
     """Rank 0's conclusions from the proposals of all ranks."""
 
     sharing: list[Sharing]
@@ -399,14 +399,14 @@ class Outcomes:
         return rebuild(self.failure, f"rank {self.failed}")
 
 
-def agree_on_terms(proposals: list[Proposal]) -> Terms:
+def agree_on_terms(proposals: list[Proposal]) -> AgreedSettings:
     """Return the terms for all ranks. Runs on rank 0, which must not raise here."""
     try:
         # caught and sent: if rank 0 alone raised, the others would wait for its
         # response
         _check(proposals)
     except ConfigError as error:
-        return Terms([], proposals[0].options, str(error))
+        return AgreedSettings([], proposals[0].options, str(error))
     by_key: dict[str, list[int]] = {}
     for rank, proposal in enumerate(proposals):
         # ranks ascend, so the first of each key is its leader on all ranks
@@ -420,7 +420,7 @@ def agree_on_terms(proposals: list[Proposal]) -> Terms:
         if len(ranks) > 1
     ]  # fmt: skip
     rows = RowsOffer.firsts([proposal.rows for proposal in proposals])
-    return Terms(sharing, proposals[0].options, rows=rows)
+    return AgreedSettings(sharing, proposals[0].options, rows=rows)
 
 
 def _check(proposals: list[Proposal]) -> None:

@@ -18,11 +18,11 @@ from gigl_loader.client.client import current_cluster
 from gigl_loader.client.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.client.filling_channel import FillingChannel
 from gigl_loader.client.producers import (
+    AgreedSettings,
     Outcome,
     Outcomes,
     Proposal,
     RemoteProducers,
-    Terms,
     agree_on_terms,
     concatenated,
     digest_of,
@@ -192,7 +192,7 @@ class RemoteSource:
         rows = RowsClaim.of_store(self._cluster, cache, self._config) if cache is not None else None
         of_rows = rows.offer if rows is not None else None
         proposal = Proposal(key, digest, self.source_options, shared, self._seeds_told(), of_rows)
-        terms = decide_with_ranks(proposal, world_size, Proposal, agree_on_terms, Terms)
+        terms = decide_with_ranks(proposal, world_size, Proposal, agree_on_terms, AgreedSettings)
         # raised on all ranks alike, so that no rank is left waiting for producers
         if terms.error is not None:
             raise ConfigError(terms.error)

@@ -32,7 +32,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.transport import End, Security
+from gigl_loader.transport import EndReason, Security
 from gigl_loader.transport.failures import fresh_copy
 from gigl_loader.wire.membership import PATIENCE_S, Join, Role, WaitReport
 
@@ -48,7 +48,8 @@ _LOOK_S = 0.5
 
 
 _MAY_CHANGE = (
-    End.REFUSED_CERTIFICATE, End.REFUSED_SERVICE, End.REFUSED_BUSY, End.REFUSED_SLOW,
+    EndReason.REFUSED_CERTIFICATE, EndReason.REFUSED_SERVICE, EndReason.REFUSED_BUSY,
+    EndReason.REFUSED_SLOW,
 )  # fmt: skip
 """Refusals that may end: certificates are renewed on one machine after the other, and a proxy or
 another program may listen while a server restarts."""

@@ -80,10 +80,10 @@ def parts_of(
     """
     if shape.fits(message):
         return [message]
-    return _Whole(message, shape, layout, of_edges).parts()
+    return _BatchToSplit(message, shape, layout, of_edges).parts()
 
 
-class _Whole:
+class _BatchToSplit:
     """A batch that is split, and the data that all its parts are made from.
 
     Each array has a size that the host knows, and its unused places are marked, as in
@@ -243,7 +243,7 @@ class _Whole:
         """Cut the values of seed edges and their negatives; return the roots of the part."""
         layout, links = self._layout, part[EDGE_LABEL_INDEX]
         count = layout.count(part)
-        columns = self._columns(links, count, start, stop)
+        columns = self._pair_positions(links, count, start, stop)
         for name in (EDGE_LABEL, EDGE_INPUT_ID, EDGE_TIME):
             if name in part:
                 # Times of pairs include negatives; all else is for the seed edges alone.
@@ -262,8 +262,8 @@ class _Whole:
             (layout.input_type, src[num:]), (layout.other_type, dst[num:]),
         ]  # fmt: skip
 
-    def _columns(self, links: Tensor, count: int, start: int, stop: int) -> Tensor:
-        """Return the columns of ``EDGE_LABEL_INDEX`` for the seed edges of the part."""
+    def _pair_positions(self, links: Tensor, count: int, start: int, stop: int) -> Tensor:
+        """Return the positions in ``EDGE_LABEL_INDEX`` of the part's seed edges and negatives."""
         seeds = torch.arange(start, stop, device=links.device)
         if self._layout.triplets:
             amount = links.size(0) // count - 2

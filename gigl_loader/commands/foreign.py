@@ -9,7 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.dataset.directory import check_target, lock_of, only_writer
+from gigl_loader.dataset.directory import (
+    check_target,
+    complete_or_nothing,
+    lock_of,
+    only_writer,
+)
 from gigl_loader.errors import ConfigError
 from gigl_loader.tables.foreign_graphs import OF_EDGES, OF_NODES, count_foreign, read_dgl, read_pyg
 from gigl_loader.tables.gigl_graphs import read_gigl
@@ -87,16 +92,14 @@ def _folder_for(args: argparse.Namespace) -> Iterator[Path]:
 def _copy_glt(args: argparse.Namespace) -> str:
     """Write partitions in graphlearn-torch's format again, in ``--format``; ids stay the same."""
     # They import torch, which tables do not need.
-    from gigl_loader.dataset.directory import complete_or_nothing
-    from gigl_loader.dataset.disk import count_partitions, read_partition
-    from gigl_loader.dataset.view_writer import write_views
+    from gigl_loader.dataset import disk, view_writer
 
     root, started = Path(args.tables), time.monotonic()
-    count = count_partitions(root)
+    count = disk.count_partitions(root)
     if args.num_partitions not in (None, count) or args.method is not None:
         raise ConfigError(f"--from glt keeps the {count} partitions of {root}: leave "
                           "--num-partitions and --method out")  # fmt: skip
     with complete_or_nothing(Path(args.root).absolute(), overwrite=args.overwrite) as folder:
-        shares = (read_partition(root, k, None) for k in range(count))
-        write_views(folder, shares, format=args.format)
+        shares = (disk.read_partition(root, k, None) for k in range(count))
+        view_writer.write_views(folder, shares, format=args.format)
     return f"{args.root}: {count} partitions, {time.monotonic() - started:.1f} s"

@@ -40,6 +40,10 @@ _OF_TABLES = (
     "pyg", "nodes", "edges", "id", "split", "partition_column", "src", "dst",
 )  # fmt: skip
 """Options that a graph of another library lacks: its files say what these do."""
+_OF_GLT = (
+    "library", "tables", "root", "num_partitions", "method", "overwrite", "format", "quiet",
+)  # fmt: skip
+"""Options of partitions that are copied as they are."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,10 +117,11 @@ def _check_for_library(parser: argparse.ArgumentParser, args: argparse.Namespace
     """Refuse options that mean nothing for a graph of another library."""
     if args.tables is None:
         raise ConfigError(f"--from {args.library} needs the path of what it wrote")
-    given = [n for n in _OF_TABLES if getattr(args, n) != parser.get_default(n)]
+    refused = [n for n in vars(args) if n not in _OF_GLT] if args.library == "glt" else _OF_TABLES
+    given = [name for name in refused if getattr(args, name) != parser.get_default(name)]
     if given:
         raise ConfigError(
-            f"--from takes no options of tables: leave out {', '.join(map(_option, given))}"
+            f"--from {args.library} does not take {', '.join(map(_option, given))}: leave out"
         )
 
 

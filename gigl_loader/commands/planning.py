@@ -15,7 +15,7 @@ from typing import Any
 from gigl_loader.commands.status import add_security, host_and_port, security_of
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.plan.expect import DegreeDistribution
-from gigl_loader.plan.measure import Answerer, Other
+from gigl_loader.plan.measure import Answerer, SecondHost
 from gigl_loader.plan.model import DevicePlan, Plan, estimate, plan_device
 from gigl_loader.plan.needs import DTYPE_BYTES, SHIPPED, Costs, Job, graph_bytes, share_kept
 from gigl_loader.sizes import NUMBER, parse_size, read_number
@@ -290,7 +290,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     other = None
     if args.other is not None:
         host, port = args.other
-        other = Other(host, port, security_of(args))
+        other = SecondHost(host, port, security_of(args))
     costs = calibrate(say=lambda line: print(line, file=sys.stderr, flush=True), other=other)
     costs.write(Path(args.calibrate))
     print(f"{args.calibrate}: {costs.machine}, {costs.date}")

@@ -22,10 +22,10 @@ from gigl_loader.transport import own_address
 _LARGEST = torch.iinfo(torch.int32).max
 
 
-def of_partition(view: PartitionView) -> dict[NodeType, Tensor]:
-    """Return the degrees of all nodes of the graph, ``[num_nodes]`` int32 by expanded type.
+def of_whole_graph(view: PartitionView) -> dict[NodeType, Tensor]:
+    """Return each node's degree, added up over all partitions: ``[num_nodes]`` int32 by type.
 
-    Collective with several partitions.
+    Label edges do not count. Collective with several partitions.
 
     Raises:
         ConfigError: No rank holds some partition.

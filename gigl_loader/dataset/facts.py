@@ -252,7 +252,7 @@ class PartitionFacts:
             PeerError: A rank ended.
         """
         if self._degrees is None:
-            self._degrees = degrees.of_partition(self.view())
+            self._degrees = degrees.of_whole_graph(self.view())
         if self.is_typed:
             return dict(self._degrees)
         return self._degrees[DEFAULT_HOMOGENEOUS_NODE_TYPE]

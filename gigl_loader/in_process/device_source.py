@@ -250,7 +250,7 @@ class PartitionedSource(PlacedSource):
         has_batch = step < len(epoch.batches) and not epoch.is_broken_off
         request = self._request_of(epoch, step) if has_batch else _no_request(epoch, step)
         where = None if has_batch else f"what other ranks asked for in step {step}"
-        with self._told_to_others(epoch, lane), named_errors(request.ticket, where):
+        with self._error_sent_to_ranks(epoch, lane), named_errors(request.ticket, where):
             received = self._sampled(epoch, request, has_batch)
         if received is not None and has_batch:
             epoch.hand_over(step, received)

@@ -422,7 +422,7 @@ class InProcessSource:
             return False
         sampled: tuple[Received, list[Field]] | None = None
         if step < len(epoch.batches) and not epoch.is_broken_off:
-            with self._told_to_others(epoch, lane):
+            with self._error_sent_to_ranks(epoch, lane):
                 sampled = self._sample(self._request_of(epoch, step), lane)
         # With or without a batch: ranks that still sample theirs need responses. The epoch ends
         # before its last step only if all ranks have broken it off.
@@ -443,7 +443,7 @@ class InProcessSource:
         return True
 
     @contextmanager
-    def _told_to_others(self, epoch: EpochBatches, lane: int) -> Iterator[None]:
+    def _error_sent_to_ranks(self, epoch: EpochBatches, lane: int) -> Iterator[None]:
         """End the epoch with an error of the block's sampler, and report it to the other ranks."""
         try:
             yield

@@ -56,7 +56,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Reads:
+class LayerInputs:
     """The inputs of a layer.
 
     Attributes:
@@ -101,7 +101,7 @@ class ChunkReader:
         start = min(index * self._batch_size, self.own_ids.numel())
         return start, min(start + self._batch_size, self.own_ids.numel())
 
-    def read(self, reads: Reads, done: set[int]) -> Iterator[Chunk]:
+    def read(self, reads: LayerInputs, done: set[int]) -> Iterator[Chunk]:
         """Yield the chunks that are not ``done``; each is read while the previous one is computed.
 
         All ranks read together, whether or not their chunks are done.
@@ -131,7 +131,7 @@ class ChunkReader:
                     yield chunk
                 del chunk  # frees its memory before the read after next
 
-    def _read(self, index: int, reads: Reads, done: bool) -> Chunk | None:
+    def _read(self, index: int, reads: LayerInputs, done: bool) -> Chunk | None:
         start, stop = self.bounds(index)
         nothing_to_do = done or start >= stop
         if nothing_to_do:  # but other ranks may request rows
@@ -152,7 +152,7 @@ class ChunkReader:
             scales.update(zip(norms, rows, strict=True))
         return None if nothing_to_do else replace(chunk, x=x, degrees=scales)
 
-    def structure(self, index: int, start: int, stop: int, reads: Reads) -> Chunk:
+    def structure(self, index: int, start: int, stop: int, reads: LayerInputs) -> Chunk:
         """Return a chunk without rows: own nodes ``start`` to ``stop`` and the edges into them."""
         targets = self.own_ids[start:stop]
         names = [name for name in self._edge_types if name[0] in reads.rows]

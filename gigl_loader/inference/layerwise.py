@@ -20,7 +20,14 @@ from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.device.prefetch import DevicePrefetcher
 from gigl_loader.errors import ConfigError
-from gigl_loader.inference.layers import Chunk, ChunkReader, Layer, LayerFunction, Reads, layers_of
+from gigl_loader.inference.layers import (
+    Chunk,
+    ChunkReader,
+    Layer,
+    LayerFunction,
+    LayerInputs,
+    layers_of,
+)
 from gigl_loader.inference.modules import Norm
 from gigl_loader.inference.results import (
     ParquetRows,
@@ -451,19 +458,21 @@ class LayerRun:
             self._chunks_since_freed = 0
             give_back_freed()
 
-    def _reads(self, layer: Layer, name: NodeType, sources: Mapping[NodeType, RowSource]) -> Reads:
+    def _reads(
+        self, layer: Layer, name: NodeType, sources: Mapping[NodeType, RowSource]
+    ) -> LayerInputs:
         # sorted by text: the order of a set differs between ranks, and rows are exchanged norm by
         # norm
         norms = {norm for norm in layer.norms.values() if norm.edge_type[2] == name}
         degrees = {norm: self._degrees_of(norm, name) for norm in sorted(norms, key=str)}
-        return Reads(sources, layer.weight, layer.attr, degrees)
+        return LayerInputs(sources, layer.weight, layer.attr, degrees)
 
     def _degrees_of(self, norm: Norm, name: NodeType) -> OwnedRows:
         if norm not in self._degrees:
             # structure() without edge features sends no request, so each rank may have another
             # number of chunks; the empty part is for a rank without any
             reader, parts = self._readers[name], [torch.empty(0)]
-            reads = Reads({name: OwnedRows(torch.empty(0))}, weight=norm.weighted)
+            reads = LayerInputs({name: OwnedRows(torch.empty(0))}, weight=norm.weighted)
             for index in range(reader.num_chunks):
                 chunk = reader.structure(index, *reader.bounds(index), reads)
                 edges = chunk.edges[norm.edge_type]
@@ -473,7 +482,7 @@ class LayerRun:
         return self._degrees[norm]
 
     def _on_device(
-        self, layer: Layer, reader: ChunkReader, reads: Reads, done: set[int]
+        self, layer: Layer, reader: ChunkReader, reads: LayerInputs, done: set[int]
     ) -> Iterator[Chunk]:
         waiting: list[Chunk] = []  # their tensors are copied ahead
 

@@ -31,7 +31,12 @@ from gigl_loader.loader.loader_options import LoaderOptions
 from gigl_loader.loader.pad_keyword import make_padding
 from gigl_loader.loader.process_role import remote_source
 from gigl_loader.loader.sampling_options import NO_PORT, graph_store_options
-from gigl_loader.loader.seed_input import RankInput, share_input, told_to_others, weighted_types
+from gigl_loader.loader.seed_input import (
+    RankInput,
+    error_sent_to_ranks,
+    share_input,
+    weighted_types,
+)
 from gigl_loader.loader.start_line import (
     GAVE_BATCH_SIZE,
     local_seeds,
@@ -139,7 +144,7 @@ def colocated_arguments(
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given an invalid value.
     """
-    with told_to_others():
+    with error_sent_to_ranks():
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
         source_options, device = given.source_options(), given.batch_device(runtime.local_rank)
@@ -155,8 +160,8 @@ def colocated_arguments(
         partition=(data.num_partitions, data.partition_idx),
         options={**same, "input_type": repr(whole.input_type)},
     )
-    # The one exchange after the checks: a rank that gave up takes part through `told_to_others`, so
-    # that each rank takes part once, with any outcome.
+    # The one exchange after the checks: a rank that gave up takes part through
+    # `error_sent_to_ranks`, so that each rank takes part once, with any outcome.
     sampler_input, seed = share_input(whole, runtime, told)
     own, given_seeds = sampler_input.node.numel(), whole.node.numel()
     log_start(kind, local_seeds(data, whole), own, given_seeds)

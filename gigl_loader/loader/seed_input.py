@@ -353,7 +353,7 @@ Weighted = dict[EdgeType, bool] | None
 
 
 @contextmanager
-def told_to_others() -> Iterator[None]:
+def error_sent_to_ranks() -> Iterator[None]:
     """Send the other ranks an error of the block in place of an input, for which they wait."""
     try:
         with report_failure_to_ranks(COULD_NOT_BUILD):

@@ -3,8 +3,8 @@
 A process that offers memory sends its place, a `Region`, over the connection or rendezvous that it
 has with the other one. The other process opens it through ``/proc``. One check tells whether both
 are on one machine and may read each other: each process keeps a secret in its own memory, its
-`Mark`. A process that can read the secret there can also map the memory beside it. A process of
-the same number on another machine, or in another container, has another secret.
+`SameHostProof`. A process that can read the secret there can also map the memory beside it. A
+process of the same number on another machine, or in another container, has another secret.
 
 A region names the inode of its memory besides the descriptor, so that a descriptor that was closed
 and reused is not mistaken for the old one.
@@ -52,7 +52,7 @@ class Region:
         return cls(os.getpid(), fd, nbytes, os.fstat(fd).st_ino)
 
     def open(self) -> int:
-        """Return a descriptor of this process; the owner's mark `Mark.is_seen`.
+        """Return a descriptor of this process; the owner's mark `SameHostProof.is_seen`.
 
         Raises:
             OSError: It is not there any more, or this process has no right to it.
@@ -68,7 +68,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Mark:
+class SameHostProof:
     """A process's secret and its place; no secret from the job's own processes.
 
     Reading it in place takes the right to read all of that process's memory.
@@ -87,7 +87,7 @@ class Mark:
 class Offer:
     """A value of a process of this machine whose arrays may be mapped; for `read_offer`."""
 
-    mark: Mark
+    mark: SameHostProof
     description: Region
 
 
@@ -102,14 +102,14 @@ class Description:
     """The value, as the transport's codec writes it."""
 
 
-class HostMark:
+class OwnHostProof:
     """This process's mark; see the module."""
 
     def __init__(self) -> None:
         secret = secrets.token_bytes(_SECRET_BYTES)
         self._fd = segments.create_memfd(len(secret), _MARK_NAME)
         os.pwrite(self._fd, secret, 0)
-        self.mark = Mark(Region.of(self._fd, len(secret)), secret)
+        self.mark = SameHostProof(Region.of(self._fd, len(secret)), secret)
         self._release = weakref.finalize(self, os.close, self._fd)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.memory import segments
-from gigl_loader.memory.same_host import Description, HostMark, Offer, Region
+from gigl_loader.memory.same_host import Description, Offer, OwnHostProof, Region
 from gigl_loader.memory.segments import (
     Array,
     SharedPart,
@@ -405,7 +405,7 @@ class Offered:
         data = msgspec.msgpack.encode(Description(regions, tuple(parts), body))
         fd = segments.create_memfd(len(data), "gigl_loader.offer")
         os.pwrite(fd, data, 0)
-        self._mark = HostMark()
+        self._mark = OwnHostProof()
         self.offer = Offer(self._mark.mark, Region.of(fd, len(data)))
         self._release = weakref.finalize(self, _release_offer, fd, shared.tensors)
 

@@ -33,7 +33,7 @@ from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.memory.segments import Array
 from gigl_loader.plan import measure, trial_cluster
 from gigl_loader.plan.needs import Costs
-from gigl_loader.plan.trial_cluster import BatchKind, Took
+from gigl_loader.plan.trial_cluster import BatchKind, MeasuredBatch
 from gigl_loader.processes import start_fork_server
 
 _NODES, _DEGREE = 500_000, 16
@@ -57,7 +57,7 @@ replaces a killed process but loses its task, so without a limit the wait would 
 def calibrate(
     rounds: int = 3,
     say: Callable[[str], None] = lambda line: None,
-    other: measure.Other | None = None,
+    other: measure.SecondHost | None = None,
 ) -> Costs:
     """Return the costs of work on this machine; takes about a minute.
 
@@ -239,7 +239,7 @@ def non_negative(rows: Array, seconds: Array, per: Array | None = None) -> Array
 # --- a small cluster ------------------------------------------------------------------------------
 
 
-def _measure_asking(roots: dict[int, str]) -> list[Took]:
+def _measure_asking(roots: dict[int, str]) -> list[MeasuredBatch]:
     """Take batches of each width and size, then of each width with rows, with a cache."""
     plain = [_kinds(roots, width, 0.0) for width in _WIDTHS]
     cached = [_kinds(roots, width, _CACHE) for width in _WIDTHS[1:]]
@@ -252,7 +252,7 @@ def _kinds(
     return [BatchKind(roots[width], _FANOUTS, size, cache, from_store) for size in _BATCH_SIZES]
 
 
-def asking_costs(sampling: list[float], measured: list[Took]) -> dict[str, float]:
+def asking_costs(sampling: list[float], measured: list[MeasuredBatch]) -> dict[str, float]:
     """Return the costs in all processes of requests to other partitions, and of caching rows.
 
     Args:
@@ -265,7 +265,7 @@ def asking_costs(sampling: list[float], measured: list[Took]) -> dict[str, float
     return costs | _caching_costs("cached", costs, "asked", left, measured, remote)
 
 
-def _measure_delivering(roots: dict[int, str]) -> list[Took]:
+def _measure_delivering(roots: dict[int, str]) -> list[MeasuredBatch]:
     """Take batches of each width and size from storage servers, with a cache if it has rows."""
     caches = {width: (0.0, _CACHE) if width else (0.0,) for width in _WIDTHS}
     kinds = [
@@ -279,7 +279,7 @@ def _measure_delivering(roots: dict[int, str]) -> list[Took]:
 
 
 def delivering_costs(
-    sampling: list[float], asking: dict[str, float], measured: list[Took]
+    sampling: list[float], asking: dict[str, float], measured: list[MeasuredBatch]
 ) -> dict[str, float]:
     """Return the costs of sending batches, of receiving them, and of caching rows there.
 
@@ -302,7 +302,7 @@ def delivering_costs(
 
 
 def _costs_of_a_step(
-    name: str, seconds: list[float], measured: list[Took], share: float = 1.0
+    name: str, seconds: list[float], measured: list[MeasuredBatch], share: float = 1.0
 ) -> dict[str, float]:
     """Return the costs that explain CPU seconds: of batches and edges, then of rows.
 
@@ -330,8 +330,8 @@ def _costs_of_a_step(
 
 
 def _caching_costs(
-    name: str, costs: dict[str, float], step: str, seconds: list[float], measured: list[Took],
-    share: float = 1.0,
+    name: str, costs: dict[str, float], step: str, seconds: list[float],
+    measured: list[MeasuredBatch], share: float = 1.0,
 ) -> dict[str, float]:  # fmt: skip
     """Return the costs of caching rows, which explain the rest of the batches with a cache.
 
@@ -357,13 +357,13 @@ def _caching_costs(
     return {f"{name}_batch_s": of_a_batch, f"{name}_row_s": of_a_row, f"{name}_byte_s": of_a_byte}
 
 
-def _with_widths(measured: list[Took]) -> list[tuple[Took, int]]:
+def _with_widths(measured: list[MeasuredBatch]) -> list[tuple[MeasuredBatch, int]]:
     """Return each measurement with the width of its rows; those with a cache are last."""
     widths = [width for width in (*_WIDTHS, *_WIDTHS[1:]) for _ in _BATCH_SIZES]
     return list(zip(measured, widths, strict=True))
 
 
-def _alone_s(sampling: list[float], took: Took, width: int) -> float:
+def _alone_s(sampling: list[float], took: MeasuredBatch, width: int) -> float:
     """Return the CPU seconds of a batch if one process sampled and read it."""
     batch_s, edge_s, node_s, byte_s = sampling
     return batch_s + edge_s * took.edges + (node_s + byte_s * 4 * width) * took.nodes
@@ -374,7 +374,9 @@ def _rows_and_bytes(rows: float, width: int, share: float = 1.0) -> list[float]:
     return [1.0, rows, rows * share * 4 * width]
 
 
-def _explain(amounts: list[list[float]], seconds: list[float], of: list[Took]) -> list[float]:
+def _explain(
+    amounts: list[list[float]], seconds: list[float], of: list[MeasuredBatch]
+) -> list[float]:
     """Return the costs, non-negative, of each kind of work.
 
     Args:

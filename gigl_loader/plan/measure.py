@@ -190,7 +190,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Other:
+class SecondHost:
     """A second host, which runs an `Answerer`."""
 
     host: str
@@ -280,7 +280,7 @@ def within(rounds: int, seconds: float = 0.5) -> dict[bool, Timed]:
     security = Security.resolve("", token(), False)
     with Child(_serve, security.for_workers()) as answerer:
         host, port = answerer.hear()
-        other = Other(host, port, security)
+        other = SecondHost(host, port, security)
         return _in_each_mode(other, 1, rounds, lambda callers: _time_one(callers[0], seconds))
 
 
@@ -317,7 +317,7 @@ def _ask(caller: Caller, method: str) -> float:
 # --- to a second host -----------------------------------------------------------------------------
 
 
-def meet(other: Other) -> None:
+def meet(other: SecondHost) -> None:
     """Check that a second host responds.
 
     Raises:
@@ -327,7 +327,7 @@ def meet(other: Other) -> None:
     _plain_port(other)
 
 
-def between(other: Other, rounds: int, seconds: float = 1.0) -> dict[bool, Timed]:
+def between(other: SecondHost, rounds: int, seconds: float = 1.0) -> dict[bool, Timed]:
     """Time connections to a second host; nothing else may run on both machines.
 
     The cost is all work of both machines' processors, including packets, minus their work in an
@@ -372,7 +372,7 @@ def _busy_s(caller: Caller) -> float:
 
 
 def _in_each_mode(
-    other: Other, count: int, rounds: int, time_once: Callable[[list[Caller]], Timed]
+    other: SecondHost, count: int, rounds: int, time_once: Callable[[list[Caller]], Timed]
 ) -> dict[bool, Timed]:
     """Return the medians by encryption (bool) for ``count`` connections."""
     ways = {other.security.mode.encrypted: (other.port, other.security)}
@@ -385,7 +385,7 @@ def _in_each_mode(
     return medians
 
 
-def _plain_port(other: Other) -> int:
+def _plain_port(other: SecondHost) -> int:
     """Return the port of a host's plain sockets; 0: it has none."""
     with _calling(other.host, other.port, other.security, 1) as (caller,):
         return caller.ask("plain", 0, int).wait(_MEET_S)

@@ -75,7 +75,7 @@ class BatchKind:
 
 
 @dataclass(frozen=True)
-class Took:
+class MeasuredBatch:
     """Size of a batch and its costs: means over all ranks."""
 
     nodes: float
@@ -92,7 +92,7 @@ class Took:
         return self.training_s + self.storage_s
 
 
-def measure(kinds: Sequence[BatchKind]) -> list[Took]:
+def measure(kinds: Sequence[BatchKind]) -> list[MeasuredBatch]:
     """Take batches of each kind; return their sizes and costs.
 
     Args:
@@ -117,7 +117,7 @@ def measure(kinds: Sequence[BatchKind]) -> list[Took]:
 def measure_one(
     ranks: Sequence[Child], servers: Sequence[Child], counted: int,
     cpu_s: Callable[[int], float] = cpu_s_below,
-) -> Took:  # fmt: skip
+) -> MeasuredBatch:  # fmt: skip
     """Return the costs of batches of one kind; each rank counts ``counted`` of them.
 
     ``cpu_s`` returns the processor time of a process and those that it started.
@@ -136,7 +136,7 @@ def measure_one(
     nodes, edges, hits = (sum(column) / len(reports) for column in zip(*reports, strict=True))
     batches = len(ranks) * counted
     training, storage = sum(spent[: len(ranks)]) / batches, sum(spent[len(ranks) :]) / batches
-    return Took(nodes / counted, edges / counted, hits, training, storage)
+    return MeasuredBatch(nodes / counted, edges / counted, hits, training, storage)
 
 
 def _hear(ranks: Sequence[Child]) -> list[Any]:

@@ -32,7 +32,7 @@ from gigl_loader.dataset.view import ROW_KINDS, PartitionView
 from gigl_loader.errors import UsageError
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.mutex import Mutex
-from gigl_loader.memory.same_host import HostMark, Mark, Region
+from gigl_loader.memory.same_host import OwnHostProof, Region, SameHostProof
 from gigl_loader.memory.segments import Array, align, array_in
 from gigl_loader.options import CacheOptions, reads_same_memory
 from gigl_loader.rowcache.cache import RowCache
@@ -58,7 +58,7 @@ class RowsOffer:
     """Equal for processes that may be able to map each other's memory."""
     what: str
     """The rows, and how many of them are kept."""
-    mark: Mark
+    mark: SameHostProof
     region: Region
 
     @staticmethod
@@ -93,7 +93,7 @@ class MachineRows:
         self._mutex = Mutex(self._header[: Mutex.NBYTES])
         if is_new:
             self._mutex.make()
-        self._mark = HostMark()
+        self._mark = OwnHostProof()
         self._lock = threading.Lock()
         self._shared: CacheMemory[Tensor] | None = None
         self._rows: RowCache | None = None

@@ -37,7 +37,7 @@ _IN_VAIN_SHARE = 0.05  # of that time, after rows did not come, until some do
 _POLL_S = 0.0005
 
 
-class Room(Protocol):
+class RowMemory(Protocol):
     """Memory for rows; `gigl_loader.sampler.reader.Scratch` is one."""
 
     def matrix(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
@@ -92,7 +92,7 @@ class RemoteRows:
 
     def __init__(
         self, source: RowsOf, remote: RemoteIds, plan: Array, cache: RowCache | None,
-        peers: RowPeers, room: Room, counts: RowCounts, earlier: Sequence["RemoteRows"] = (),
+        peers: RowPeers, room: RowMemory, counts: RowCounts, earlier: Sequence["RemoteRows"] = (),
         is_alone: bool = False,
     ) -> None:  # fmt: skip
         (self._owner, self._number), self._remote, self._plan = source, remote, plan
@@ -111,7 +111,7 @@ class RemoteRows:
         if self._fetched.size and not is_alone:
             self._copy_out()
 
-    def _ask(self, matrix: Matrix, at: Array, room: Room | None = None) -> RequestedRows:
+    def _ask(self, matrix: Matrix, at: Array, room: RowMemory | None = None) -> RequestedRows:
         """Request the rows of the ids at ``at``, which ascend; None: they come to fresh memory."""
         dtype, row_shape = self._remote.matrices[matrix]
         shape = (at.size, *row_shape)
@@ -346,7 +346,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, peers: RowPeers, room: Room, cache: RowCache | None = None, user: int = 0, *,
+        self, peers: RowPeers, room: RowMemory, cache: RowCache | None = None, user: int = 0, *,
         view: PartitionView[Array] | None = None, ready_s: float = READY_S, is_only: bool = False,
     ) -> None:  # fmt: skip
         self._view = view

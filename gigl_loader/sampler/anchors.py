@@ -21,7 +21,7 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Draw, Drawn, Field, Peers, SampleRequest, SamplingPlan
 from gigl_loader.sampler.reader import GraphReader
-from gigl_loader.sampler.roots import NodeRoots, Placed
+from gigl_loader.sampler.roots import NodeRoots, RootFields
 
 _LABEL_TYPES = {
     POSITIVE: message_passing_to_positive_label,
@@ -80,7 +80,7 @@ class AnchorRoots:
         self._labels_in_input = labels_in_input
         self._max_labels = max_labels
 
-    def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
+    def place(self, request: SampleRequest, nodes: BatchNodes) -> RootFields:
         """Put anchors first, then labels, type after type, positives before negatives."""
         fields = list(self._seeds.place(request, nodes).fields)
         pending = []
@@ -100,9 +100,9 @@ class AnchorRoots:
             fields.append(Field.of(LABEL_LINKS + name, links))
             fields.append(Field.of(LABEL_COUNTS + name, counts))
         if not self._exclude:
-            return Placed(fields)
+            return RootFields(fields)
         copies = self._without_copies(request.seeds, nodes, label_sets)
-        return Placed(fields, copies.keep_edges, copies.dropped)
+        return RootFields(fields, copies.keep_edges, copies.dropped)
 
     def _ask_input(
         self, edge_type: EdgeType, sign: str, request: SampleRequest

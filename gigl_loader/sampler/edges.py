@@ -29,7 +29,7 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Draw, Field, Peers, SampleRequest, SamplingPlan, draw_key
 from gigl_loader.sampler.reader import GraphReader
-from gigl_loader.sampler.roots import Placed, SeedTimes
+from gigl_loader.sampler.roots import RootFields, SeedTimes
 
 BINARY, TRIPLET = "binary", "triplet"
 
@@ -92,7 +92,7 @@ class EdgeRoots:
             src_weight=src_weight, dst_weight=dst_weight,
         )  # fmt: skip
 
-    def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
+    def place(self, request: SampleRequest, nodes: BatchNodes) -> RootFields:
         """Place the ends of seed edges and negatives; merged, each node once."""
         src, dst = request.seeds, request.extra[EDGE_TARGETS]
         seeds = self._negatives.seeds(src.size)
@@ -106,7 +106,7 @@ class EdgeRoots:
             nodes.label(source_type, neg_src, seeds[: neg_src.size]),
             self._label_negatives(nodes, neg_dst, seeds),
         )
-        return Placed([*self._fields(request, *ends), *self._times(nodes.seed_times, seeds)])
+        return RootFields([*self._fields(request, *ends), *self._times(nodes.seed_times, seeds)])
 
     def _label_negatives(self, nodes: BatchNodes, neg_dst: Array, seeds: Array) -> Array:
         """Label the destinations of negatives.
@@ -203,8 +203,8 @@ class Negatives:
         self._kind, self._amount, self._strict = kind, amount, strict
         self._times = SeedTimes(reader, plan)
         num_nodes = reader.view.num_nodes
-        self._src = _End(edge_type[0], num_nodes[edge_type[0]], src_weight, _SOURCES)
-        self._dst = _End(edge_type[2], num_nodes[edge_type[2]], dst_weight, _DESTINATIONS)
+        self._src = _NegativeEnd(edge_type[0], num_nodes[edge_type[0]], src_weight, _SOURCES)
+        self._dst = _NegativeEnd(edge_type[2], num_nodes[edge_type[2]], dst_weight, _DESTINATIONS)
 
     def seeds(self, num_edges: int) -> Array:
         """Return for each negative the position in the batch of its seed edge."""
@@ -283,7 +283,7 @@ class Negatives:
         )
 
     def _rounds(
-        self, ticket: BatchTicket, end: "_End", count: int, at: Array, first: int = 0
+        self, ticket: BatchTicket, end: "_NegativeEnd", count: int, at: Array, first: int = 0
     ) -> Iterator[Array]:
         """Yield nodes for the positions ``at`` of ``count``, with new draws each time."""
         # A generator: a second round is drawn only if the first had refusals.
@@ -293,7 +293,7 @@ class Negatives:
             yield end.draw(key, count)[at]
 
     def _refused(
-        self, end: "_End", times: Array | None, sources: Array | None = None
+        self, end: "_NegativeEnd", times: Array | None, sources: Array | None = None
     ) -> Refused | None:
         """Return a filter against nodes later than ``times`` or with an edge from ``sources``."""
         if times is None and sources is None:
@@ -310,7 +310,9 @@ class Negatives:
 
         return refused
 
-    def _allowed(self, end: "_End", rounds: Iterator[Array], refused: Refused | None) -> Array:
+    def _allowed(
+        self, end: "_NegativeEnd", rounds: Iterator[Array], refused: Refused | None
+    ) -> Array:
         """Draw nodes again until none is refused.
 
         Raises:
@@ -336,7 +338,7 @@ class Negatives:
         return nodes
 
     def _next_allowed(
-        self, end: "_End", refused: Refused | None, position: int, start: int
+        self, end: "_NegativeEnd", refused: Refused | None, position: int, start: int
     ) -> int | None:
         """Return the first allowed node from ``start`` on, around the end."""
         # In pieces: each requests the times of its nodes, and the first free node is usually near.
@@ -373,7 +375,7 @@ class Negatives:
         return are_edges
 
 
-class _End:
+class _NegativeEnd:
     """One end of the negatives: its nodes, and how they are drawn."""
 
     def __init__(

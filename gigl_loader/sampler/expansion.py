@@ -142,7 +142,7 @@ class Expansion:
         if keep_edges is not None:
             targets, drawn = keep_edges(edge_type, targets, drawn)
         expanded, neighbor = self._ends[edge_type]
-        labels = self._nodes.reach(neighbor, drawn.neighbors, expanded, targets)
+        labels = self._nodes.label_ids(neighbor, drawn.neighbors, expanded, targets)
         edges.add(labels, targets, drawn.edge_ids)
 
 

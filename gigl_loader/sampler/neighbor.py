@@ -30,7 +30,7 @@ from gigl_loader.sampler.roots import (
     DistinctRoots,
     MakeRoots,
     NodeRoots,
-    Placed,
+    RootFields,
     Roots,
     SeedTimes,
 )
@@ -90,7 +90,7 @@ class NeighborSampler:
             *self._edge_fields(sampled),
         ]
 
-    def place(self, request: SampleRequest) -> Placed:
+    def place(self, request: SampleRequest) -> RootFields:
         """Put the roots of a batch into `nodes`, which forgets the previous batch."""
         self.nodes.reset(self.times.of(request))
         return self._roots.place(request, self.nodes)

@@ -103,7 +103,7 @@ class TreeLabels:
         self.count += keys.size
         self._keys[start : self.count] = keys
 
-    def reach(self, ids: Array, origins: "TreeLabels", at: Array, num_trees: int) -> Array:
+    def label_ids(self, ids: Array, origins: "TreeLabels", at: Array, num_trees: int) -> Array:
         """Return the labels of ``ids`` in the trees of ``origins`` at the labels ``at``."""
         return self._label(ids, num_trees, lambda: (origins.nodes, origins.bits, at))
 
@@ -118,7 +118,7 @@ class TreeLabels:
         self._enter(self.count + ids.size, num_trees)
         labels = np.empty(ids.size, np.int64)
         where = (self._table, np.uint64(self._table.size - 1), *self._layout, self.bits, self._keys)
-        self.count = int(tree_kernels.reach(*where, self.count, ids, *reached_from(), labels))
+        self.count = int(tree_kernels.label_ids(*where, self.count, ids, *reached_from(), labels))
         self._entered = self.count
         return labels
 
@@ -267,11 +267,11 @@ class BatchNodes:
         labels = self._apart[node_type]
         tree_kernels.seeds_of(labels.nodes, labels.bits, self.seeds, out)
 
-    def reach(
+    def label_ids(
         self, node_type: NodeType, ids: Array, from_type: NodeType, from_labels: Array
     ) -> Array:
         """Label ``ids``, which were reached from nodes of the batch; return their labels."""
         if not self.disjoint:
             return self._merged[node_type].label(ids)
         origins = self._apart[from_type]
-        return self._apart[node_type].reach(ids, origins, from_labels, self._num_trees)
+        return self._apart[node_type].label_ids(ids, origins, from_labels, self._num_trees)

@@ -37,7 +37,7 @@ _NOT_A_ROOT = 1 << 62
 
 
 @dataclass(frozen=True)
-class Top:
+class TopNodes:
     """Nodes of one type, seed after seed."""
 
     seed: Array
@@ -126,7 +126,7 @@ class PPRSampler(NeighborSampler):
 
     def _tops(
         self, around: Neighbourhood, seed_type: NodeType, seeds: Array
-    ) -> dict[NodeType, Top]:
+    ) -> dict[NodeType, TopNodes]:
         """Return the top of all seeds, by type of the nodes."""
         options, pushed = self._options, []
         for edge_types in self._channels or [self._edge_types]:
@@ -141,7 +141,7 @@ class PPRSampler(NeighborSampler):
             by_type[node_type] = merged(tops, self._targets) if self._channels else tops[0]
         return by_type
 
-    def _ppr_fields(self, seed_type: NodeType, node_type: NodeType, top: Top) -> list[Field]:
+    def _ppr_fields(self, seed_type: NodeType, node_type: NodeType, top: TopNodes) -> list[Field]:
         links = np.stack([top.seed, self.nodes.label(node_type, top.ids)])
         values = top.values.astype(np.float32)
         if self._view.is_heterogeneous:
@@ -242,7 +242,7 @@ def ppr_keywords(options: PPRSamplerOptions) -> dict[str, Any]:
 
 def top_nodes(
     scores: SeedScores, around: Neighbourhood, node_type: NodeType, most: int, *, topup: bool
-) -> Top:
+) -> TopNodes:
     """Return the nodes of a type with the largest scores, at most ``most`` for each seed.
 
     Args:
@@ -263,10 +263,10 @@ def top_nodes(
     # Chosen by score, shown by total: with ``topup`` a node may come after one that was not pushed.
     kept = kept[ranked(seed[kept], -total[kept], ids[kept])]
     near = 1.0 / (1.0 + scores.hop[chosen][kept])
-    return Top(seed[kept], ids[kept], np.stack([total[kept], near], 1))
+    return TopNodes(seed[kept], ids[kept], np.stack([total[kept], near], 1))
 
 
-def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
+def merged(channels: Sequence[TopNodes], targets: Sequence[int]) -> TopNodes:
     """Return the nodes of all channels, each once, with the values from each channel.
 
     A node counts for the channel where it scores most. Each channel fills up to its number of
@@ -299,7 +299,7 @@ def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
     kept = kept[ranked(seed[kept], -best[kept], channel[kept], ids[kept])]
     details = by_channel[kept].reshape(kept.size, 3 * len(channels))
     values = np.concatenate([best[kept, None], near[kept, None], details], axis=1)
-    return Top(seed[kept], ids[kept], values)
+    return TopNodes(seed[kept], ids[kept], values)
 
 
 def target_counts(ratios: Sequence[float], most: int) -> list[int]:

@@ -33,7 +33,7 @@ _UNKNOWN = -1
 _FAR = 1 << 62
 
 
-class Column:
+class GrowingVector:
     """A vector that grows; new items have the given value."""
 
     def __init__(self, dtype: Any, value: int | float) -> None:
@@ -53,8 +53,8 @@ class NeighborCache:
     """Requested rows of one edge type, by node."""
 
     def __init__(self) -> None:
-        self._starts, self._counts = Column(np.int64, 0), Column(np.int64, _UNKNOWN)
-        self._neighbors, self._edge_ids = Column(np.int64, 0), Column(np.int64, 0)
+        self._starts, self._counts = GrowingVector(np.int64, 0), GrowingVector(np.int64, _UNKNOWN)
+        self._neighbors, self._edge_ids = GrowingVector(np.int64, 0), GrowingVector(np.int64, 0)
         self._size = 0
         self.with_ids = False
 
@@ -120,7 +120,7 @@ class Neighbourhood:
         self.types = list(types)
         self._number = {name: number for number, name in enumerate(self.types)}
         self._labels = NodeLabels()
-        self._degrees = Column(np.int64, _UNKNOWN)
+        self._degrees = GrowingVector(np.int64, _UNKNOWN)
         self.rows = {edge_type: NeighborCache() for edge_type in ends}
 
     @property
@@ -220,10 +220,10 @@ class ForwardPush:
     eps: float
     max_fetches: int | None = None
     _keys: NodeLabels = field(default_factory=NodeLabels)
-    _residual: Column = field(default_factory=lambda: Column(np.float64, 0.0))
-    _score: Column = field(default_factory=lambda: Column(np.float64, 0.0))
-    _hop: Column = field(default_factory=lambda: Column(np.int64, _FAR))
-    _seen: Column = field(default_factory=lambda: Column(np.int64, 0))
+    _residual: GrowingVector = field(default_factory=lambda: GrowingVector(np.float64, 0.0))
+    _score: GrowingVector = field(default_factory=lambda: GrowingVector(np.float64, 0.0))
+    _hop: GrowingVector = field(default_factory=lambda: GrowingVector(np.int64, _FAR))
+    _seen: GrowingVector = field(default_factory=lambda: GrowingVector(np.int64, 0))
 
     def run(self, node_type: NodeType, seeds: Array) -> SeedScores:
         """Push until nothing is due; ``seeds`` are ``[n]`` int64 global ids, repeats allowed."""

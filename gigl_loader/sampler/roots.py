@@ -26,7 +26,7 @@ int64); returns those of both to keep."""
 
 
 @dataclass(frozen=True)
-class Placed:
+class RootFields:
     """Fields that roots add to a batch, besides nodes."""
 
     fields: Sequence[Field]
@@ -41,7 +41,7 @@ class Placed:
 class Roots(Protocol):
     """Places the roots of a batch. One object per sampling thread."""
 
-    def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
+    def place(self, request: SampleRequest, nodes: BatchNodes) -> RootFields:
         """Give the roots of ``request`` their labels in ``nodes``, which is empty."""
         ...
 
@@ -55,12 +55,12 @@ class NodeRoots:
     def __init__(self, reader: GraphReader, plan: SamplingPlan) -> None:
         self._view, self._plan = reader.view, plan
 
-    def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
+    def place(self, request: SampleRequest, nodes: BatchNodes) -> RootFields:
         """Put the seeds first."""
         # Repeats keep positions of their own, as in PyG: the first ``batch_size`` outputs are the
         # seeds.
         nodes.place(self._plan.input_type, request.seeds)
-        return Placed(self.fields(request, nodes))
+        return RootFields(self.fields(request, nodes))
 
     def fields(self, request: SampleRequest, nodes: BatchNodes) -> list[Field]:
         """Return the fields that describe the seeds of the batch."""
@@ -80,10 +80,10 @@ class NodeRoots:
 class DistinctRoots(NodeRoots):
     """The seeds, each node once; ``mapping`` of the batch has each seed's place, as in GLT."""
 
-    def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
+    def place(self, request: SampleRequest, nodes: BatchNodes) -> RootFields:
         """Put the seeds first."""
         labels = nodes.label(self._plan.input_type, request.seeds)
-        return Placed([*self.fields(request, nodes), Field.of(META + "mapping", labels)])
+        return RootFields([*self.fields(request, nodes), Field.of(META + "mapping", labels)])
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ def enter(table, mask, window, shift, bits, keys, start, stop):  # type: ignore[
 
 
 @jit
-def reach(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_bits, at, out):  # type: ignore[no-untyped-def]
-    """Write the label of each id, in the tree that it was reached in, into ``out``.
+def label_ids(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_bits, at, out):  # type: ignore[no-untyped-def]
+    """Write the label of each id in its tree into ``out``; new ones get the next label.
 
     ``origins[at[i]]`` is the key from which ``ids[i]`` was reached, of a type with ``from_bits``.
     New keys are appended to ``keys``.
@@ -161,7 +161,7 @@ def load() -> None:
     table, none = np.zeros(1024, np.int64), np.zeros(0, np.int64)
     where = (table, np.uint64(1023), *layout(1024, 1), 1, none)
     enter(*where, 0, 0)
-    reach(*where, 0, none, none, 1, none, none)
+    label_ids(*where, 0, none, none, 1, none, none)
     seeds_of(none, 1, none, none)
     rows = none, none.copy(), none.copy()
     for replace in (False, True):

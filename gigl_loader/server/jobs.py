@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerError
-from gigl_loader.transport import End
+from gigl_loader.transport import EndReason
 from gigl_loader.wire.membership import Join, News, Role
 
 _log = logging.getLogger(__name__)
@@ -143,14 +143,14 @@ class Visits:
         self._open[session] += 1
         self._missing_until.pop(session, None)
 
-    def ended(self, session: str, end: End, now: float) -> bool:
+    def ended(self, session: str, end: EndReason, now: float) -> bool:
         """Note the end of a connection; return whether its process left with it."""
         self._open[session] -= 1
         if self._open[session] > 0:
             return False
         del self._open[session]
         # a replaced one may end before the connection that replaces it is noted
-        if end in (End.GONE, End.SILENT, End.REPLACED):
+        if end in (EndReason.GONE, EndReason.SILENT, EndReason.REPLACED):
             self._missing_until[session] = now + self._grace_s
             return False
         return True
@@ -221,16 +221,16 @@ class Attendance:
         """Note the current connection of a member's watch."""
         member.peer, member.gone_at = peer, None
 
-    def ended(self, peer: Any, end: End, now: float) -> Member | None:
+    def ended(self, peer: Any, end: EndReason, now: float) -> Member | None:
         """Note the end of a connection; return the member that left with it, if any."""
         member = self.members.get(peer.session)
         # a late report of the end of a connection that was replaced ends no member
-        if member is None or member.peer is not peer or end is End.REPLACED:
+        if member is None or member.peer is not peer or end is EndReason.REPLACED:
             return None
-        if end not in (End.GONE, End.SILENT):
+        if end not in (EndReason.GONE, EndReason.SILENT):
             member.why_gone = f"left ({end.value})"
             return member
-        grace = KILLED_GRACE_S if end is End.GONE else SILENT_GRACE_S
+        grace = KILLED_GRACE_S if end is EndReason.GONE else SILENT_GRACE_S
         member.gone_at = now + grace
         member.why_gone = f"is gone without a goodbye ({end.value})"
         return None
@@ -356,7 +356,7 @@ class JobBook:
             raise JoinRefusedError(
                 f"job {join.job} of the storage cluster is over: compute process {join.rank} was "
                 "away for too long; start the job again",
-                End.JOB_OVER,
+                EndReason.JOB_OVER,
             )
         if not self.running:
             self.job, self.running, self.world_size = join.job, True, join.world_size

@@ -13,7 +13,7 @@ from gigl_loader.errors import (
     PeerTimeoutError,
 )
 from gigl_loader.threads import new_thread
-from gigl_loader.transport import Caller, End, Security
+from gigl_loader.transport import Caller, EndReason, Security
 from gigl_loader.wire.membership import Join, News, hear
 from gigl_loader.wire.requests import Addresses
 
@@ -29,7 +29,7 @@ _NAME = "storage server 0"
 
 
 class Follower(Protocol):
-    """A storage server, as `Leader` sees it."""
+    """A storage server, as `LeaderLink` sees it."""
 
     over: threading.Event
 
@@ -56,7 +56,7 @@ class Follower(Protocol):
         ...
 
 
-class Leader:
+class LeaderLink:
     """Storage server 0, as the other servers see it. They join it again after it restarts.
 
     ::
@@ -105,7 +105,7 @@ class Leader:
         """
         # A new session: under the former one, a server 0 that never ended would refuse this server,
         # as it has given it up.
-        self.caller.close(End.JOB_OVER)
+        self.caller.close(EndReason.JOB_OVER)
         fresh = self.caller = self.dial()
         # a function that does nothing is needed: without one a refused connection counts as the end
         # of server 0
@@ -113,20 +113,20 @@ class Leader:
 
     def close(self) -> None:
         """Leave in good order. Idempotent."""
-        self.caller.close(End.SHUTDOWN)
+        self.caller.close(EndReason.SHUTDOWN)
 
     # -- following it ---------------------------------------------------------------------------
 
     def start(self, server: Follower, rejoin_s: float) -> None:
         """Follow server 0 in a thread; see `follow`."""
         new_thread(
-            target=self.follow, args=(server, rejoin_s), name="watch server 0",
+            target=self.keep_joined, args=(server, rejoin_s), name="watch server 0",
             on_death=lambda error: server.lose(
                 f"storage server 0 is no longer heard: {type(error).__name__}: {error}"
             ),
         ).start()  # fmt: skip
 
-    def follow(self, server: Follower, rejoin_s: float) -> None:
+    def keep_joined(self, server: Follower, rejoin_s: float) -> None:
         """Join, receive news, and join again, until this server or its cluster ends.
 
         Args:
@@ -150,13 +150,13 @@ class Leader:
         end = after.end if isinstance(after, PeerLostError) else None
         # it was told to end, perhaps to be restarted: it is expected back, but if it does not come
         # this server ends in good order
-        is_shutdown = end == End.SHUTDOWN
-        if end == End.JOB_OVER or (is_shutdown and rejoin_s <= 0) or server.is_over:
+        is_shutdown = end == EndReason.SHUTDOWN
+        if end == EndReason.JOB_OVER or (is_shutdown and rejoin_s <= 0) or server.is_over:
             server.over.set()
             return False
         error: Exception | None = after
         # after LOST_PEER it does not come back by itself: the cluster has to be restarted
-        if rejoin_s > 0 and end != End.LOST_PEER and not _is_final(after):
+        if rejoin_s > 0 and end != EndReason.LOST_PEER and not _is_final(after):
             error = self._rejoin(server, rejoin_s, after)
             if error is not None and is_shutdown:
                 server.over.set()

@@ -18,11 +18,11 @@ from gigl_loader.server.jobs import (
     Visitor,
     Visits,
 )
-from gigl_loader.server.leader import Leader
+from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.server_rendezvous import RendezvousTable
 from gigl_loader.server.service import StorageService
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.transport import Caller, End, Peer, Security
+from gigl_loader.transport import Caller, EndReason, Peer, Security
 from gigl_loader.wire.membership import Join, News, Role, Watch, check_figures, check_same
 from gigl_loader.wire.requests import Addresses, Runs
 
@@ -54,7 +54,7 @@ class Presence:
 
     def __init__(
         self, server: StorageService, security: Security, num_jobs: int | None,
-        leader: Leader | None, patience_s: float, rejoin_s: float,
+        leader: LeaderLink | None, patience_s: float, rejoin_s: float,
     ) -> None:  # fmt: skip
         self.server, self._rejoin_s = server, rejoin_s
         # a client reconnects as soon as it knows that the former server process has ended; if the
@@ -322,7 +322,7 @@ class Presence:
             self._visits.came(peer.session)
         self.server.client_back(Visitor(peer.session))
 
-    def _ended(self, peer: Peer, end: End) -> None:
+    def _ended(self, peer: Peer, end: EndReason) -> None:
         with self._lock:
             left = self._attendance.ended(peer, end, time.monotonic())
             visit_is_over = self._visits.ended(peer.session, end, time.monotonic())

@@ -30,7 +30,7 @@ from gigl_loader.errors import (
     ProtocolError,
 )
 from gigl_loader.memory.leases import Packed, ServerMemory
-from gigl_loader.memory.same_host import HostMark, Mark
+from gigl_loader.memory.same_host import OwnHostProof, SameHostProof
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import SamplerOptions, SourceOptions
 from gigl_loader.server.jobs import scope_of
@@ -111,7 +111,7 @@ class StorageService(PartitionAnswers, DistServer):
         """Clients that left, oldest first."""
         self._ends: dict[int, Rendezvous] = {}
         """Rendezvous that learn of a producer's end, by producer id."""
-        self._mark = HostMark()
+        self._mark = OwnHostProof()
         self._counts = ServerCounts()
         self.connections: Callable[[], dict[str, Any]] = dict
         """Returns the connected processes; the endpoint sets it."""
@@ -370,7 +370,7 @@ class StorageService(PartitionAnswers, DistServer):
         return message.lease.tensors()
 
     @override
-    def memory_mark(self) -> Mark:
+    def memory_mark(self) -> SameHostProof:
         return self._mark.mark
 
     @override

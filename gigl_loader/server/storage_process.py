@@ -25,14 +25,14 @@ from gigl_loader.logs import answering, know
 from gigl_loader.options import DEFAULT_RECONNECT_S, check_reconnect
 from gigl_loader.sampler.kernels import LOADERS
 from gigl_loader.server.jobs import Member, Visitor
-from gigl_loader.server.leader import Leader
+from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.metrics import MetricsListener
 from gigl_loader.server.presence import Presence
 from gigl_loader.server.server_rendezvous import ServerRendezvous
 from gigl_loader.server.service import StorageService, caller
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import (
-    End,
+    EndReason,
     Listener,
     Method,
     Peer,
@@ -80,7 +80,7 @@ class Endpoint(Presence):
         port: int,
         security: Security,
         num_jobs: int | None = None,
-        leader: Leader | None = None,
+        leader: LeaderLink | None = None,
         patience_s: float = 10.0,
         rejoin_s: float = 0.0,
     ) -> None:
@@ -226,7 +226,7 @@ class Endpoint(Presence):
 
     # -- end --------------------------------------------------------------------------------------
 
-    def close(self, end: End = End.SHUTDOWN, words: str = "it was shut down") -> None:
+    def close(self, end: EndReason = EndReason.SHUTDOWN, words: str = "it was shut down") -> None:
         """Say goodbye to all, then end the producers. Idempotent.
 
         Goodbyes come first, so that clients learn the reason, not that their producer is gone.
@@ -243,7 +243,7 @@ class Endpoint(Presence):
             # one (`_left`)
             sessions = list(self._attendance.members)
         self.over.set()
-        if end is End.JOB_OVER:
+        if end is EndReason.JOB_OVER:
             self._let_servers_hear()
         self._listener.close(end, words)
         self.server.close()
@@ -304,9 +304,9 @@ class StorageProcess:
             # a server that was told to end does so in good order, even if another one was lost
             failed = error is not None and not self._told
             if failed:
-                self.close("it lost another storage server", End.LOST_PEER)
+                self.close("it lost another storage server", EndReason.LOST_PEER)
             else:  # a server that ends because the jobs are done ends the others too
-                self.close(end=End.SHUTDOWN if self._told else End.JOB_OVER)
+                self.close(end=EndReason.SHUTDOWN if self._told else EndReason.JOB_OVER)
         if failed and error is not None:
             raise error
         return self._endpoint.jobs_served
@@ -315,7 +315,7 @@ class StorageProcess:
         """Make `wait` return; safe in a signal handler."""
         self._told = True
 
-    def close(self, reason: str = "it was shut down", end: End = End.SHUTDOWN) -> None:
+    def close(self, reason: str = "it was shut down", end: EndReason = EndReason.SHUTDOWN) -> None:
         """End now. Idempotent.
 
         Args:
@@ -438,7 +438,7 @@ def init_storage_process(
     name = f"storage server {storage_rank}"
     leader = None
     if storage_rank > 0:
-        leader = Leader(master, master_port, security, name, network_timeout)
+        leader = LeaderLink(master, master_port, security, name, network_timeout)
     # It takes its port now but admits nobody before `start`: a taken address is known at
     # once, and an early client waits where it will be served.
     endpoint = Endpoint(

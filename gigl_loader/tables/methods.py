@@ -15,7 +15,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable
-from gigl_loader.tables.table_edges import Mapped
+from gigl_loader.tables.table_edges import EdgesByPartition
 from gigl_loader.tables.table_files import Table, rows_of, to_read
 
 NEED_EDGES = ("ldg", "metis")
@@ -141,7 +141,7 @@ class Union:
         self,
         job: ResumableJob,
         counts: dict[NodeType, int],
-        edges: dict[EdgeType, Mapped],
+        edges: dict[EdgeType, EdgesByPartition],
         row_end: int,
     ) -> None:
         self._job = job

@@ -38,9 +38,9 @@ from gigl_loader.tables.node_rows import NodeRows, check_time_attr, write_neighb
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import Report, TableGraph, describe_part, is_npy
 from gigl_loader.tables.table_edges import (
-    Ends,
+    EdgesByPartition,
+    EndIds,
     Extras,
-    Mapped,
     check_ends,
     check_values,
     map_edges,
@@ -118,7 +118,7 @@ class Run:
         job, out = self._job, self._out
         rows, extras = self._check_tables()
         out.mkdir(parents=True, exist_ok=True)
-        before: dict[EdgeType, Mapped] = {}
+        before: dict[EdgeType, EdgesByPartition] = {}
         if self._method in NEED_EDGES and self._count > 1:
             before = self._map_rows()
         self._place(before)
@@ -174,7 +174,7 @@ class Run:
     def _owners_path(self, node_type: NodeType) -> Path:
         return self._job.folder / "owners" / f"{node_type}.bin"
 
-    def _place(self, before: dict[EdgeType, Mapped]) -> None:
+    def _place(self, before: dict[EdgeType, EdgesByPartition]) -> None:
         """Decide the owner of each node."""
         # With edges, all types are placed together, since edges connect them.
         job = self._job
@@ -191,7 +191,7 @@ class Run:
             owners = np.memmap(path, np.uint16, "r", 0, (size,)) if size else np.empty(0, np.uint16)
             self._numbering[node_type] = Numbering.of(table, owners, self._count)
 
-    def _place_with_edges(self, before: dict[EdgeType, Mapped]) -> None:
+    def _place_with_edges(self, before: dict[EdgeType, EdgesByPartition]) -> None:
         counts = {t: table.num_rows for t, table in self._nodes.items()}
         union = Union(self._job, counts, before, 1 if self._edge_dir == "in" else 0)
         if self._method == "metis":
@@ -228,10 +228,10 @@ class Run:
 
     def _ends(
         self, edge_type: EdgeType, ids: dict[NodeType, Dictionary], bounds: dict[NodeType, Array]
-    ) -> Ends:
+    ) -> EndIds:
         row, spec = self._row_end(edge_type), self._graph.edges[edge_type]
         types, columns = (edge_type[0], edge_type[2]), (spec.src, spec.dst)
-        return Ends(
+        return EndIds(
             columns[row], columns[1 - row], ids[types[row]], ids[types[1 - row]],
             bounds[types[row]],
         )  # fmt: skip
@@ -240,7 +240,7 @@ class Run:
         # Label edges are stored with their anchor, the source: that seed requests them.
         return 1 if self._edge_dir == "in" and not is_label_edge_type(edge_type) else 0
 
-    def _map_rows(self) -> dict[EdgeType, Mapped]:
+    def _map_rows(self) -> dict[EdgeType, EdgesByPartition]:
         """Map the ends of sampled edges to rows of the tables."""
         # As if one partition owned all nodes: the number of a node is then its row.
         ids, bounds = {}, {}
@@ -254,21 +254,23 @@ class Run:
             for t in self._graph.walked
         }
 
-    def _map(self, extras: dict[EdgeType, Extras]) -> dict[EdgeType, Mapped]:
+    def _map(self, extras: dict[EdgeType, Extras]) -> dict[EdgeType, EdgesByPartition]:
         bounds = {t: numbering.ends for t, numbering in self._numbering.items()}
         return {
             t: self._mapped(t, self._ends(t, self._ids, bounds), extras[t], "map")
             for t in self._edges
         }
 
-    def _mapped(self, edge_type: EdgeType, ends: Ends, extras: Extras, stage: str) -> Mapped:
+    def _mapped(
+        self, edge_type: EdgeType, ends: EndIds, extras: Extras, stage: str
+    ) -> EdgesByPartition:
         return map_edges(
             self._job, self._edges[edge_type], ends, extras, edge_type, stage,
             drop_dangling=self._drop,
         )  # fmt: skip
 
     def _sort(
-        self, mapped: dict[EdgeType, Mapped], extras: dict[EdgeType, Extras]
+        self, mapped: dict[EdgeType, EdgesByPartition], extras: dict[EdgeType, Extras]
     ) -> dict[EdgeType, list[int]]:
         """Write each partition's edges; return the ends of the partitions' edge ids, by type."""
         ends_by_type = {}

@@ -124,7 +124,7 @@ def _time_sql(table: Table, column: str) -> str:
 
 
 @dataclass(frozen=True)
-class Ends:
+class EndIds:
     """The dictionaries that look up the ids of both ends of an edge type."""
 
     row: str
@@ -152,7 +152,7 @@ class Ends:
 
 
 @dataclass
-class Mapped:
+class EdgesByPartition:
     """Edges by partition, in intermediate files."""
 
     folder: Path
@@ -211,9 +211,9 @@ def check_values(
 
 
 def map_edges(
-    job: ResumableJob, table: Table, ends: Ends, extras: Extras, edge_type: EdgeType, stage: str, *,
-    drop_dangling: bool,
-) -> Mapped:  # fmt: skip
+    job: ResumableJob, table: Table, ends: EndIds, extras: Extras, edge_type: EdgeType, stage: str,
+    *, drop_dangling: bool,
+) -> EdgesByPartition:  # fmt: skip
     """Write the edges of a table by partition, with numbers instead of ids.
 
     Raises:
@@ -221,7 +221,7 @@ def map_edges(
     """
     key = edge_type_str(edge_type)
     folder = job.folder / stage / key
-    mapped = Mapped(folder, np.zeros(len(ends.bounds), np.int64))
+    mapped = EdgesByPartition(folder, np.zeros(len(ends.bounds), np.int64))
     joins, files = {}, {}
     for i, file in enumerate(table.files):
         target, name = folder / str(i), f"{stage}/{key}/{i}"
@@ -243,7 +243,7 @@ def map_edges(
 
 
 def _map(
-    job: ResumableJob, table: Table, ends: Ends, extras: Extras, target: Path, source: str,
+    job: ResumableJob, table: Table, ends: EndIds, extras: Extras, target: Path, source: str,
     select: str,
 ) -> list[int]:  # fmt: skip
     """Return edges by partition, with the dangling ones last."""
@@ -266,8 +266,8 @@ def _map(
 
 
 def _join(
-    job: ResumableJob, table: Table, ends: Ends, draft: Path, source: str, row: str, neighbor: str,
-    select: str,
+    job: ResumableJob, table: Table, ends: EndIds, draft: Path, source: str, row: str,
+    neighbor: str, select: str,
 ) -> list[int]:  # fmt: skip
     # Branches are taken in order: the first end above a number is its owner's.
     owner = " ".join(f"WHEN r.node < {end} THEN {k}" for k, end in enumerate(ends.bounds.tolist()))
@@ -318,7 +318,7 @@ def check_ends(table: Table, nodes: Table, column: str, id_column: str) -> None:
 
 
 def _refuse_dangling(
-    job: ResumableJob, table: Table, file: TableFile, ends: Ends, count: int, drop: bool
+    job: ResumableJob, table: Table, file: TableFile, ends: EndIds, count: int, drop: bool
 ) -> None:
     source = rows_of(to_read(file.path), numbered=True)
     sides = ((ends.row, ends.row_ids.pairs), (ends.neighbor, ends.neighbor_ids.pairs))
@@ -349,8 +349,8 @@ def _refuse_dangling(
 
 
 def sort_edges(
-    job: ResumableJob, mapped: Mapped, extras: Extras, edge_type: EdgeType, k: int, part: Part,
-    shared: Part, *, rows: tuple[int, int], num_neighbors: int, first_edge: int | None,
+    job: ResumableJob, mapped: EdgesByPartition, extras: Extras, edge_type: EdgeType, k: int,
+    part: Part, shared: Part, *, rows: tuple[int, int], num_neighbors: int, first_edge: int | None,
 ) -> Callable[[], None]:  # fmt: skip
     """Return a writer of one partition's edges, grouped by node, neighbours ascending.
 
@@ -397,7 +397,7 @@ def sort_edges(
 
 
 def _sort(
-    job: ResumableJob, mapped: Mapped, extras: Extras, k: int, rows: tuple[int, int],
+    job: ResumableJob, mapped: EdgesByPartition, extras: Extras, k: int, rows: tuple[int, int],
     files: dict[str, tuple[Path, str]],
 ) -> None:  # fmt: skip
     with ExitStack() as stack:

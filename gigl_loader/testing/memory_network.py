@@ -23,7 +23,7 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ProtocolError,
 )
-from gigl_loader.transport import End, Method, Peer, Security
+from gigl_loader.transport import EndReason, Method, Peer, Security
 from gigl_loader.transport.codec import Array, decode, encode, read_header
 from gigl_loader.transport.failures import Failure, describe, rebuild
 from gigl_loader.transport.listener import random_incarnation
@@ -149,7 +149,7 @@ class MemoryListener:
         name: str,
         *,
         on_peer: Callable[[Peer], None] | None = None,
-        on_end: Callable[[Peer, End], None] | None = None,
+        on_end: Callable[[Peer, EndReason], None] | None = None,
         max_ask_bytes: int = 1 << 30,
         silence_s: float = 10.0,
         incarnation: int | None = None,
@@ -168,22 +168,22 @@ class MemoryListener:
         return self
 
     def stats(self) -> dict[str, Any]:
-        """Return the numbers of ``open`` and ``pending`` callers, and of ``refused`` by `End`."""
+        """Return the numbers of ``open``, ``pending`` and, by `EndReason`, ``refused`` callers."""
         return {"open": len(self.callers), "pending": 0, "refused": dict(self.refused)}
 
-    def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
+    def close(self, end: EndReason = EndReason.SHUTDOWN, words: str = "") -> None:
         """Tell all callers goodbye and stop."""
         self._leave()
         for caller in list(self.callers):
             text = f"{caller.what} ended the connection ({end.value}): {words or self.name}"
             caller.lose(PeerLostError(text, end))
-            self.forget(caller, End.CLOSED)
+            self.forget(caller, EndReason.CLOSED)
 
     def kill(self) -> None:
         """End like a killed process; its callers connect again to the next listener there."""
         self._leave()
         for caller in list(self.callers):
-            self.forget(caller, End.GONE)
+            self.forget(caller, EndReason.GONE)
             caller.reconnect()
 
     def _leave(self) -> None:
@@ -196,9 +196,9 @@ class MemoryListener:
         end = None
         # the mode first: without a common one, tokens would not be compared
         if security.mode is not self.security.mode:
-            end = End.REFUSED_MODE
+            end = EndReason.REFUSED_MODE
         elif security.token != self.security.token:
-            end = End.REFUSED_TOKEN
+            end = EndReason.REFUSED_TOKEN
         if end is not None:
             self.refused[end.value] += 1
             raise JoinRefusedError(f"{caller.what} refused {caller.name}: {end.value}", end)
@@ -208,7 +208,7 @@ class MemoryListener:
             self._on_peer(peer)
         return peer
 
-    def forget(self, caller: "MemoryCaller", end: End) -> None:
+    def forget(self, caller: "MemoryCaller", end: EndReason) -> None:
         """End the connection of ``caller``."""
         if caller in self.callers and caller.peer is not None:
             self.callers.remove(caller)
@@ -321,7 +321,7 @@ class MemoryCaller:
     ) -> MemoryReply[T]:  # fmt: skip
         """Send a request; a peer in memory takes all bytes at once, for any ``timeout_s``."""
         if self._closed:
-            raise PeerLostError(f"{self.what}: closed on this side", End.CLOSED)
+            raise PeerLostError(f"{self.what}: closed on this side", EndReason.CLOSED)
         reply: MemoryReply[T] = self._reply(self, method, request, answer_type, into)
         self._unanswered.append(reply)
         # one at a time: the next one begins when this one's response is stored
@@ -347,10 +347,10 @@ class MemoryCaller:
                 # as often as the real caller tries
                 clock.run(min(deadline, clock.now + 0.5))
 
-    def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
+    def close(self, end: EndReason = EndReason.SHUTDOWN, words: str = "") -> None:
         """Say goodbye; fail all pending requests."""
         self._closed = True
-        self.lose(PeerLostError(f"{self.what}: closed on this side", End.CLOSED))
+        self.lose(PeerLostError(f"{self.what}: closed on this side", EndReason.CLOSED))
         listener = self.network.listeners.get(self._address)
         if listener is not None:
             # the other side learns of a goodbye; after lose(), which fails pending requests here
@@ -381,9 +381,9 @@ class MemoryCaller:
     def _listener(self) -> MemoryListener:
         listener = self.network.listeners.get(self._address)
         if listener is None:
-            raise PeerLostError(f"{self.what}: nothing listens there", End.GONE)
+            raise PeerLostError(f"{self.what}: nothing listens there", EndReason.GONE)
         if self.incarnation not in (0, listener.incarnation):
-            raise PeerLostError(f"{self.what}: another process listens there now", End.GONE)
+            raise PeerLostError(f"{self.what}: another process listens there now", EndReason.GONE)
         if self.peer is None:
             self.peer = listener.admit(self, self._security)
         self.incarnation = listener.incarnation
@@ -418,7 +418,7 @@ class MemoryCaller:
 
     def _give_up(self) -> None:
         why = f"nothing was heard for {self._patience_s:.1f} s"
-        self.lose(PeerLostError(f"{self.what} is lost (silent): {why}", End.SILENT))
+        self.lose(PeerLostError(f"{self.what} is lost (silent): {why}", EndReason.SILENT))
 
     def _arrive(self) -> None:
         try:

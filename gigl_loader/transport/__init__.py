@@ -6,7 +6,7 @@ It knows nothing of graphs. `Listener` serves a table of `Method`; `Caller` send
 
 from gigl_loader.transport.caller import Caller
 from gigl_loader.transport.codec import IncomingArray
-from gigl_loader.transport.failures import End
+from gigl_loader.transport.failures import EndReason
 from gigl_loader.transport.listener import Listener, Method, Peer
 from gigl_loader.transport.reply import Reply, into_array
 from gigl_loader.transport.security import Mode, Security
@@ -23,7 +23,7 @@ from gigl_loader.transport.stream import SILENCE_S
 __all__ = [
     "SILENCE_S",
     "Caller",
-    "End",
+    "EndReason",
     "IncomingArray",
     "Listener",
     "Method",

@@ -41,7 +41,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.transport import sockets
 from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, IncomingArray, decode, empty_arrays
-from gigl_loader.transport.failures import End, fresh_copy, one_line
+from gigl_loader.transport.failures import EndReason, fresh_copy, one_line
 from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
@@ -178,10 +178,10 @@ class Caller:
             if connection is not None and not connection.broken:
                 self._send(connection, reply, time.monotonic() + timeout_s)
             else:
-                with self._role() as mine:
+                with self._reading_turn() as mine:
                     if mine:  # else the thread with the role connects and sends all that is pending
                         now = time.monotonic()
-                        self._replace(now + _DIAL_S, now + timeout_s)
+                        self._redial_or_give_up(now + _DIAL_S, now + timeout_s)
         self._release_if_closed()
         return reply
 
@@ -210,7 +210,7 @@ class Caller:
             connection.lose()  # the thread that waits for the response replaces it
 
     def _wait_to_send(self, connection: _Connection) -> None:
-        with self._role() as mine:
+        with self._reading_turn() as mine:
             ready = connection.stream.wait(
                 select.POLLOUT | (select.POLLIN if mine else 0), _SLICE_S
             )
@@ -230,8 +230,8 @@ class Caller:
         deadline = time.monotonic() + (timeout_s if timeout_s is not None else 1e9)
         while not reply.done:
             if os.getpid() != self._pid:
-                raise PeerLostError(f"{self.what} was asked before a fork", End.CLOSED)
-            with self._role(deadline) as mine:
+                raise PeerLostError(f"{self.what} was asked before a fork", EndReason.CLOSED)
+            with self._reading_turn(deadline) as mine:
                 while mine and not reply.done:
                     self._do_next_step(deadline)
                     if time.monotonic() >= deadline:
@@ -244,7 +244,7 @@ class Caller:
                 )
 
     @contextlib.contextmanager
-    def _role(self, until: float = 0.0) -> Iterator[bool]:
+    def _reading_turn(self, until: float = 0.0) -> Iterator[bool]:
         """Try to become the reader; waits until ``until`` for the role or for any response."""
         me = threading.get_ident()
         with self._state:
@@ -268,7 +268,7 @@ class Caller:
         if self._closed is not None:
             self._fail_all(self._closed)
         elif connection is None or connection.broken:
-            self._replace(deadline, deadline)
+            self._redial_or_give_up(deadline, deadline)
         elif not self._read(connection) and not connection.broken:
             self._wait_to_read(connection, deadline)
 
@@ -313,15 +313,15 @@ class Caller:
     def _dismissed(self, connection: _Connection, goodbye: Goodbye) -> None:
         connection.lose()
         words = one_line(goodbye.words)
-        if goodbye.end is End.PROTOCOL:
+        if goodbye.end is EndReason.PROTOCOL:
             self._fail_all(ProtocolError(f"{self.what} did not understand: {words}"))
-        elif goodbye.end is not End.REPLACED:
+        elif goodbye.end is not EndReason.REPLACED:
             text = f"{self.what} ended the connection ({goodbye.end.value}): {words}"
             self._fail_all(PeerLostError(text, goodbye.end))
 
     def _break_off(self, connection: _Connection, error: ProtocolError) -> None:
         # so that the other side's log says why, too
-        connection.stream.end(farewell(End.PROTOCOL, str(error)))
+        connection.stream.end(farewell(EndReason.PROTOCOL, str(error)))
         connection.lose()
         self._fail_all(ProtocolError(f"{self.what}: {error}"))
 
@@ -382,7 +382,7 @@ class Caller:
         nap, started = 0.05, time.monotonic()
         while self._connection is None or self._connection.broken:
             try:
-                with self._role(deadline) as mine, self._sending:
+                with self._reading_turn(deadline) as mine, self._sending:
                     if not mine:
                         raise TimeoutError("another thread has tried all the time")
                     fresh = self._dial(min(deadline, time.monotonic() + _HANDSHAKE_S))
@@ -390,7 +390,9 @@ class Caller:
             except (OSError, EOFError) as error:
                 why = str(error) or "it closed the connection"
                 if isinstance(error, ConnectionRefusedError) and on_wait is None:
-                    raise PeerLostError(f"{self.what}: nothing listens there", End.GONE) from error
+                    raise PeerLostError(
+                        f"{self.what}: nothing listens there", EndReason.GONE
+                    ) from error
                 if time.monotonic() + nap > deadline:
                     raise PeerTimeoutError(
                         f"{self.what} did not come up within {time.monotonic() - started:.0f} s "
@@ -446,8 +448,10 @@ class Caller:
         # A freed port may go to another process, for which the pending requests are not meant. The
         # owner of this caller decides whether to begin again.
         if self.incarnation not in (0, admitted.incarnation):
-            text = f"{self.what} is lost ({End.GONE.value}): another process listens there now"
-            raise PeerLostError(text, End.GONE)
+            text = (
+                f"{self.what} is lost ({EndReason.GONE.value}): another process listens there now"
+            )
+            raise PeerLostError(text, EndReason.GONE)
         self.incarnation = admitted.incarnation
         return _Connection(stream, admitted.max_ask_bytes)
 
@@ -465,8 +469,10 @@ class Caller:
             if not reply.done and not connection.broken:
                 self._send(connection, reply, until)
 
-    def _replace(self, deadline: float, until: float) -> None:
-        """Connect, at first or after a connection was lost. The caller has the role.
+    def _redial_or_give_up(self, deadline: float, until: float) -> None:
+        """Dial once, or fail all pending requests if the peer seems lost.
+
+        Only the thread whose reading turn it is calls this.
 
         Args:
             deadline: When to stop trying to connect.
@@ -479,9 +485,9 @@ class Caller:
                 time.sleep(max(0.0, connection.since + 0.1 - time.monotonic()))
             self._dial_once(deadline, until)
         elif self._fruitless > 1:
-            self._give_up(End.GONE, "it lets this side in and then drops the connection")
+            self._give_up(EndReason.GONE, "it lets this side in and then drops the connection")
         else:
-            self._give_up(End.SILENT, f"nothing was heard for {silent_s:.1f} s")
+            self._give_up(EndReason.SILENT, f"nothing was heard for {silent_s:.1f} s")
 
     def _dial_once(self, deadline: float, until: float) -> None:
         """Dial once, for a short time."""
@@ -492,7 +498,7 @@ class Caller:
             # without `_sending`: a thread that is stuck in a send to a silent peer may hold it
             fresh = self._dial(until)
         except ConnectionRefusedError:  # the machine lives and says that nothing listens there
-            self._give_up(End.GONE, "its process is gone: nothing listens there")
+            self._give_up(EndReason.GONE, "its process is gone: nothing listens there")
         except (OSError, EOFError):
             # an error that comes at once (no route) must not turn this into a busy loop
             time.sleep(max(0.0, min(until, started + 0.1) - time.monotonic()))
@@ -504,7 +510,7 @@ class Caller:
             with self._sending:
                 self._adopt(fresh, until)
 
-    def _give_up(self, end: End, why: str) -> None:
+    def _give_up(self, end: EndReason, why: str) -> None:
         self._fail_all(PeerLostError(f"{self.what} is lost ({end.value}): {why}", end))
 
     def _fail_all(self, error: GiglLoaderError) -> None:
@@ -518,13 +524,13 @@ class Caller:
 
     # --- the end ------------------------------------------------------------------------------
 
-    def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
+    def close(self, end: EndReason = EndReason.SHUTDOWN, words: str = "") -> None:
         """Say goodbye and wake all waiting threads. Idempotent, from any thread."""
         if os.getpid() != self._pid:
             self._reset()
         with self._state:
             if self._closed is None:
-                self._closed = PeerLostError(f"{self.what}: closed on this side", End.CLOSED)
+                self._closed = PeerLostError(f"{self.what}: closed on this side", EndReason.CLOSED)
             connection = self._connection
         if connection is not None:
             connection.stream.end(farewell(end, words or f"{self._name} is done"))
@@ -536,7 +542,7 @@ class Caller:
         """Release the descriptor once no thread is in a call on it; the last one to leave does."""
         if self._closed is None:
             return
-        with self._role() as mine:
+        with self._reading_turn() as mine:
             if mine and self._connection is not None and self._sending.acquire(blocking=False):
                 self._connection.stream.close()
                 self._sending.release()

@@ -39,7 +39,7 @@ def _escaped(text: str, kept: str) -> str:
     )
 
 
-class End(StrEnum):
+class EndReason(StrEnum):
     """Why a connection is over. It travels in goodbyes and refusals."""
 
     CLOSED = "closed"

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from gigl_loader.errors import JoinRefusedError, ProtocolError
 from gigl_loader.transport.codec import decode
-from gigl_loader.transport.failures import End, one_line
+from gigl_loader.transport.failures import EndReason, one_line
 from gigl_loader.transport.security import TOKEN_VARIABLE, Mode, Security, what_is_not_set
 from gigl_loader.transport.sockets import is_over, user_of_peer
 from gigl_loader.transport.stream import (
@@ -81,11 +81,11 @@ class Admitted:
 class Goodbye:
     """Why a connection ends, or was refused."""
 
-    end: End
+    end: EndReason
     words: str
 
 
-def farewell(end: End, words: str) -> bytes:
+def farewell(end: EndReason, words: str) -> bytes:
     """Return a complete BYE frame."""
     return bytes(pack(FrameKind.BYE, Goodbye(end, words[:2000]))[0])
 
@@ -100,13 +100,13 @@ def join(stream: Stream, security: Security, name: str, session: str, lane: str)
     try:
         return (yield from _join(stream, security, name, session, lane))
     except JoinRefusedError as error:  # the listener's words; only this side knows what it lacks
-        if error.end not in (End.REFUSED_MODE, End.REFUSED_TOKEN):
+        if error.end not in (EndReason.REFUSED_MODE, EndReason.REFUSED_TOKEN):
             raise
         raise JoinRefusedError(f"{error}{what_is_not_set(security)}", error.end) from error
     except (ssl.SSLError, ProtocolError) as error:
         refused = refusal(stream, error, "the listener", security)
         if isinstance(error, OtherVersionError):
-            stream.end(farewell(End.REFUSED_VERSION, str(error)))
+            stream.end(farewell(EndReason.REFUSED_VERSION, str(error)))
         raise refused from error
 
 
@@ -128,8 +128,8 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
     # in constant time: the length of a comparison would tell how much of the guess was right
     if not hmac.compare_digest(admitted.proof, security.proof(b"listener", nonces, certificate)):
         words = f"it does not know the cluster token of this side: {_SAME_TOKEN}"
-        stream.end(farewell(End.REFUSED_TOKEN, words))
-        raise JoinRefusedError(words, End.REFUSED_TOKEN)
+        stream.end(farewell(EndReason.REFUSED_TOKEN, words))
+        raise JoinRefusedError(words, EndReason.REFUSED_TOKEN)
     return admitted
 
 
@@ -163,7 +163,7 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: 
     # a nonce of another length would move the border between the two nonces
     if not hmac.compare_digest(hello.proof, wanted) or len(hello.nonce) != NONCE_BYTES:
         words = f"the caller did not prove the cluster token: {_SAME_TOKEN}"
-        raise JoinRefusedError(words, End.REFUSED_TOKEN)
+        raise JoinRefusedError(words, EndReason.REFUSED_TOKEN)
     proof = security.proof(b"listener", nonces, certificate)
     stream.push(pack(FrameKind.ADMITTED, Admitted(proof, max_ask_bytes, incarnation)))
     return hello
@@ -180,7 +180,7 @@ def _check_user(stream: Stream, security: Security, who: str) -> None:
     raise JoinRefusedError(
         f"{who} is {whose}, and without authentication only processes of user {own_user} on this "
         f"machine are admitted: give both the same certificates, {TOKEN_VARIABLE} or --insecure",
-        End.REFUSED_USER,
+        EndReason.REFUSED_USER,
     )
 
 
@@ -197,7 +197,7 @@ def _expect(stream: Stream, kind: FrameKind) -> Steps:
 def refusal(stream: Stream, error: Exception, who: str, security: Security) -> JoinRefusedError:
     """Explain a failed handshake by the first bytes received and the error that they caused."""
     if isinstance(error, OtherVersionError):
-        return JoinRefusedError(str(error), End.REFUSED_VERSION)
+        return JoinRefusedError(str(error), EndReason.REFUSED_VERSION)
     # the exception alone misleads: OpenSSL calls any plain byte a "wrong version number"
     opening, encrypted = stream.first_bytes, security.mode.encrypted
     ours, is_tls = opening.startswith(MAGIC), opening[:1] in _TLS_RECORDS
@@ -207,16 +207,16 @@ def refusal(stream: Stream, error: Exception, who: str, security: Security) -> J
         )
         hint = what_is_not_set(security)
         text = f"{who} {which}: give both the same certificates, the same token or --insecure{hint}"
-        return JoinRefusedError(text, End.REFUSED_MODE)
+        return JoinRefusedError(text, EndReason.REFUSED_MODE)
     if not isinstance(error, ssl.SSLError) or (opening and not is_tls):
         with contextlib.suppress(OSError):  # further bytes that have arrived
             opening += stream.sock.recv(40)
         text = f"{who} is another service, or a faulty one: it sent {opening[:40]!r} ({error})"
-        return JoinRefusedError(text, End.REFUSED_SERVICE)
+        return JoinRefusedError(text, EndReason.REFUSED_SERVICE)
     reason = getattr(error, "verify_message", "") or error.reason or str(error)
     reason = str(reason).replace("_", " ").lower()
     if "alert" in reason:
         text = f"{who} refused this side's certificate: {reason}"
     else:
         text = f"the certificate of {who} is not accepted here: {reason}"
-    return JoinRefusedError(text, End.REFUSED_CERTIFICATE)
+    return JoinRefusedError(text, EndReason.REFUSED_CERTIFICATE)

@@ -27,7 +27,7 @@ from gigl_loader.errors import ConfigError, JoinRefusedError, ProtocolError
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import sockets
 from gigl_loader.transport.codec import decode
-from gigl_loader.transport.failures import End, describe, one_line
+from gigl_loader.transport.failures import EndReason, describe, one_line
 from gigl_loader.transport.handshake import MOST_OF_NAME, Goodbye, Hello, admit, farewell
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.sockets import Spare, accepted, close_in_children, raise_limit
@@ -106,7 +106,7 @@ class Listener:
         table: Methods by name.
         name: Description of this side, for the log.
         on_peer: Called with each admitted `Peer`, before its first request.
-        on_end: Called once for each admitted `Peer`, with its `End`.
+        on_end: Called once for each admitted `Peer`, with its `EndReason`.
         max_ask_bytes: Most bytes of arrays in one request.
         silence_s: A caller that leaves a request unfinished, or bytes unacknowledged, for this many
             seconds is cut off.
@@ -132,7 +132,7 @@ class Listener:
         name: str,
         *,
         on_peer: Callable[[Peer], None] | None = None,
-        on_end: Callable[[Peer, End], None] | None = None,
+        on_end: Callable[[Peer, EndReason], None] | None = None,
         max_ask_bytes: int = 1 << 30,
         silence_s: float = SILENCE_S,
         admit: Callable[[Stream, Callable[[], float]], Hello | None] | None = None,
@@ -180,12 +180,12 @@ class Listener:
         return self._sock.fileno()
 
     def stats(self) -> dict[str, Any]:
-        """Return the number of ``open``, of ``pending`` and, by `End`, of ``refused`` callers."""
+        """Return the numbers of ``open``, ``pending`` and, by `EndReason`, ``refused`` callers."""
         pending = len(self._pending())
         opened = len(self._connections) - pending
         return {"open": opened, "pending": pending, "refused": dict(self._refused)}
 
-    def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
+    def close(self, end: EndReason = EndReason.SHUTDOWN, words: str = "") -> None:
         """Say goodbye to all callers and stop. Idempotent, from any thread."""
         # set first: handlers that fail from here on fail because of it (see `_serve_request`)
         self.closed, deadline = True, time.monotonic() + _CLOSE_S
@@ -200,7 +200,7 @@ class Listener:
         goodbye = farewell(end, words or f"{self.name} shut down")
         # all are told before any is waited for: a handler may wait for another caller's request
         for connection in connections:
-            connection.dismiss(End.CLOSED, goodbye, deadline - time.monotonic())
+            connection.dismiss(EndReason.CLOSED, goodbye, deadline - time.monotonic())
         for connection in connections:
             # a handler may close its own listener
             if connection.thread is not threading.current_thread():
@@ -263,7 +263,7 @@ class Listener:
             return
         # before this one is among them: the newest must not be the one that is ended
         if not self._make_room(connection.address):
-            self.refused(End.REFUSED_BUSY, connection.address, "too many others are let in")
+            self.refused(EndReason.REFUSED_BUSY, connection.address, "too many others are let in")
             connection.stream.close()
             return
         with self._lock:
@@ -284,7 +284,7 @@ class Listener:
 
     def _busy(self, who: str, error: Exception) -> None:
         """Count a caller that got no descriptor or thread, and free one of each."""
-        self.refused(End.REFUSED_BUSY, who, str(error))
+        self.refused(EndReason.REFUSED_BUSY, who, str(error))
         pending = self._pending()
         if pending:
             _end_slowest(pending, 1)
@@ -318,7 +318,7 @@ class Listener:
 
     # --- for the connections ------------------------------------------------------------------
 
-    def refused(self, end: End, who: str, why: str) -> None:
+    def refused(self, end: EndReason, who: str, why: str) -> None:
         """Count a refusal; log it at most once a minute."""
         with self._lock:
             self._refused[end.value] += 1
@@ -341,7 +341,7 @@ class Listener:
             # under one lock: of two that come on a lane at the same time, one sees the other
             connection.peer = peer
         for old in former:  # outside the lock, since a goodbye may have to wait
-            old.dismiss(End.REPLACED, farewell(End.REPLACED, "a fresh one is there"))
+            old.dismiss(EndReason.REPLACED, farewell(EndReason.REPLACED, "a fresh one is there"))
 
     def forget(self, connection: "_PeerConnection") -> None:
         """Release a connection that is over."""
@@ -367,7 +367,7 @@ class _PeerConnection:
         )  # fmt: skip
         self._listener = listener
         self._wake = threading.Event()
-        self._dismissed: End | None = None
+        self._dismissed: EndReason | None = None
 
     # --- called by other threads --------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class _PeerConnection:
             self.peer.gone.set()
         self._wake.set()
 
-    def dismiss(self, end: End, goodbye: bytes = b"", patience_s: float = 0.0) -> None:
+    def dismiss(self, end: EndReason, goodbye: bytes = b"", patience_s: float = 0.0) -> None:
         """End the connection."""
         self._dismissed = self._dismissed or end  # the first end given is the reason
         # a caller that is not admitted yet gets no goodbye: before TLS it would travel unencrypted
@@ -405,22 +405,22 @@ class _PeerConnection:
         try:
             return self._listener.admit(self.stream, lambda: _seconds_left(deadline))
         except JoinRefusedError as error:
-            self._refuse(End(error.end), str(error))
+            self._refuse(EndReason(error.end), str(error))
         except ConfigError as error:  # renewed certificates cannot be read
-            self._refuse(End.REFUSED_CERTIFICATE, str(error))
+            self._refuse(EndReason.REFUSED_CERTIFICATE, str(error))
         except (EOFError, OSError) as error:
-            if isinstance(error, _SilentError) or self._dismissed is End.GONE:
+            if isinstance(error, _SilentError) or self._dismissed is EndReason.GONE:
                 why = "it did not finish the handshake"
-                self._listener.refused(End.REFUSED_SLOW, self.address, why)
+                self._listener.refused(EndReason.REFUSED_SLOW, self.address, why)
         return None
 
-    def _refuse(self, end: End, words: str) -> None:
+    def _refuse(self, end: EndReason, words: str) -> None:
         """Send the reason, then read to the end: else a reset would overtake the reason."""
         self._listener.refused(end, self.address, words)
         deadline = time.monotonic() + _DRAIN_S
         with contextlib.suppress(OSError):
             # if a certificate is the reason, TLS has sent its own alert
-            if self._listener.says_goodbye and end is not End.REFUSED_CERTIFICATE:
+            if self._listener.says_goodbye and end is not EndReason.REFUSED_CERTIFICATE:
                 self.stream.say(farewell(end, words))
             self.stream.sock.shutdown(socket.SHUT_WR)
             while self.stream.wait(select.POLLIN, _seconds_left(deadline)) & select.POLLIN:
@@ -430,22 +430,22 @@ class _PeerConnection:
     # --- requests -----------------------------------------------------------------------------
 
     def _serve(self, peer: Peer) -> None:
-        end = End.GONE
+        end = EndReason.GONE
         try:
             self._listener.on_peer(peer)
             end = self._serve_requests(peer)
         except _SilentError:
-            end = End.SILENT
+            end = EndReason.SILENT
         except (EOFError, OSError):
             end = self._last_words()
         except ProtocolError as error:
-            end = End.PROTOCOL
+            end = EndReason.PROTOCOL
             self.stream.end(farewell(end, str(error)), 1.0)
         finally:
             peer.gone.set()
             self._listener.on_end(peer, self._dismissed or end)
 
-    def _serve_requests(self, peer: Peer) -> End:
+    def _serve_requests(self, peer: Peer) -> EndReason:
         while True:
             # between two requests a caller may be silent for any time
             self.owes = False
@@ -503,7 +503,7 @@ class _PeerConnection:
                 raise EOFError("the caller is gone")
         return future.result()
 
-    def _last_words(self) -> End:
+    def _last_words(self) -> EndReason:
         """Return the end that the caller named before it hung up, if any."""
         with contextlib.suppress(EOFError, OSError, ProtocolError):
             for _ in range(1000):  # skips requests that nobody waits for any more
@@ -511,7 +511,7 @@ class _PeerConnection:
                 frame: Frame = drive(steps, self.stream, lambda: _seconds_left(0.0))
                 if frame.kind is FrameKind.BYE:
                     return decode(frame.body, [], Goodbye).end
-        return End.GONE
+        return EndReason.GONE
 
 
 def _end_slowest(pending: list[_PeerConnection], count: int) -> None:
@@ -519,7 +519,9 @@ def _end_slowest(pending: list[_PeerConnection], count: int) -> None:
     slowest = sorted(pending, key=lambda connection: connection.stream.heard)[:count]
     deadline = time.monotonic() + 0.1
     for connection in slowest:
-        connection.dismiss(End.GONE)  # not a refusal: if it was admitted just now, it comes back
+        connection.dismiss(
+            EndReason.GONE
+        )  # not a refusal: if it was admitted just now, it comes back
     for connection in slowest:  # mostly their descriptors and threads are free at once
         connection.thread.join(max(0.0, deadline - time.monotonic()))
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 
-from gigl_loader.transport.failures import End
+from gigl_loader.transport.failures import EndReason
 from gigl_loader.transport.handshake import refusal
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import Steps, Stream, drive
@@ -51,7 +51,9 @@ class Pages:
                 drive(stream.start_tls(context, server=True), stream, patience)
             except ssl.SSLError as error:
                 refused = refusal(stream, error, "the reader", self._security)
-                if refused.end is not End.REFUSED_CERTIFICATE:  # unencrypted, as the request came
+                if (
+                    refused.end is not EndReason.REFUSED_CERTIFICATE
+                ):  # unencrypted, as the request came
                     self._send(stream, patience, HTTPStatus.BAD_REQUEST, b"HTTPS is spoken here\n")
                 raise refused from error
         status, body = self._respond(drive(_request(stream), stream, patience), patience)

@@ -117,30 +117,29 @@ def _stretches(layout: Layout) -> list[tuple[int, int, Layout]]:
 def _in_place(layout: Layout, parts: list[np.ndarray]) -> SampleMessage:
     """Return the tensors that are not packed, over the received bytes."""
     stretches = _stretches(layout)
-    # an end before the start is a forged layout, which `_lies_within` refuses
+    # an end before the start is a forged layout, which `_check_lies_within` refuses
     sizes = [(stop - start) if stop > start else 0 for start, stop, _ in stretches]
     if [part.nbytes for part in parts] != sizes:
         raise ProtocolError(
             f"a batch of parts of {sizes} bytes came as {[part.nbytes for part in parts]}"
         )
-    return {
-        key: tensor_in(part, dtype, shape, offset - start)
-        for part, (start, stop, entries) in zip(parts, stretches, strict=True)
-        # the layout comes from the other process: nothing beyond its part is read
-        for key, dtype, shape, offset in entries
-        if _lies_within(offset, segments.nbytes_of(dtype, shape), start, stop)
-    }
+    message = {}
+    for part, (start, stop, entries) in zip(parts, stretches, strict=True):
+        for key, dtype, shape, offset in entries:
+            # the layout comes from the other process: nothing beyond its part is read
+            _check_lies_within(offset, segments.nbytes_of(dtype, shape), start, stop)
+            message[key] = tensor_in(part, dtype, shape, offset - start)
+    return message
 
 
-def _lies_within(offset: int, nbytes: int, start: int, stop: int) -> bool:
-    """Return True if a tensor lies within its part.
+def _check_lies_within(offset: int, nbytes: int, start: int, stop: int) -> None:
+    """Refuse a tensor that is announced outside of its part.
 
     Raises:
-        ProtocolError: A tensor does not lie within its part.
+        ProtocolError: It is.
     """
     if offset < start or offset + nbytes > stop:
         raise ProtocolError(f"{nbytes} bytes at {offset} were announced in {start} to {stop}")
-    return True
 
 
 def _check(key: str, shape: tuple[int, ...], columns: list[PackedRuns]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
 from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, EdgeType, NodeType
-from gigl_loader.memory.same_host import Mark
+from gigl_loader.memory.same_host import SameHostProof
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import SamplerOptions
 from gigl_loader.sampler.packing import PackedInts
@@ -271,7 +271,7 @@ class DistServer(PartitionSignatures):
 
     @served
     @abstractmethod
-    def memory_mark(self) -> Mark:
+    def memory_mark(self) -> SameHostProof:
         """Return the data with which a client can test whether it can map this process's memory."""
 
     @served

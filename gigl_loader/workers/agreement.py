@@ -40,7 +40,7 @@ from gigl_loader.workers import pipe
 from gigl_loader.workers.peers import (
     Access,
     Assignment,
-    Refusing,
+    LostWorkerAnswers,
     WorkerAddress,
     assignments,
     worker_name,
@@ -94,7 +94,7 @@ class Agreement:
         self._anyone_keeps = False
         self._first_with_cache: int | None = None
         self._ahead: AheadMemory[Tensor] | None = None
-        self._refusing: list[Refusing] = []
+        self._refusing: list[LostWorkerAnswers] = []
         self.access: Access | None = None
         """How workers serve those of other partitions; None: there are none."""
         self.is_one_machine = True
@@ -323,7 +323,7 @@ class Agreement:
         """
         assert self.access is not None, "a worker that listened gets requests"
         name = worker_name(self.rank, worker)
-        self._refusing.append(Refusing(self.access, name, listener, error))
+        self._refusing.append(LostWorkerAnswers(self.access, name, listener, error))
 
     def leave_rendezvous(self) -> None:
         """Leave the rendezvous once all is agreed on. Idempotent."""

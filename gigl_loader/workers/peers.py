@@ -1,6 +1,7 @@
 """Requests between sampling workers of different partitions, over the transport.
 
-A worker serves its partition with `Answering` and sends requests to other ones through `Asking`::
+A worker serves its partition with `PartitionServer`, and sends requests to other ones through
+`PeerClient`::
 
     worker A, partition 0                             worker B, partition 1
     sampling thread --draw, rows--> Asking  --------> Answering --> LocalReader, a thread per caller
@@ -36,7 +37,7 @@ from gigl_loader.sampler.reader import ReaderOfThread
 from gigl_loader.transport import (
     SILENCE_S,
     Caller,
-    End,
+    EndReason,
     Listener,
     Method,
     Peer,
@@ -136,7 +137,7 @@ class _OfAsker(threading.local):
         """The thread's requests since its last batch."""
 
 
-class Answering:
+class PartitionServer:
     """Serves one partition, each caller in a thread of its own.
 
     Args:
@@ -164,7 +165,7 @@ class Answering:
         self._changed = threading.Condition()  # guards the next three attributes
         self._open: Counter[str] = Counter()
         self._done: set[str] = set()
-        self._lost: dict[str, tuple[float, End]] = {}
+        self._lost: dict[str, tuple[float, EndReason]] = {}
         self.last_asked = time.monotonic()
         """Time of the last request (`time.monotonic`)."""
         self._born = self.last_asked
@@ -214,7 +215,7 @@ class Answering:
         if name in self._lost:
             lost, end = self._lost[name]
             returns_s = self.return_s
-            if end is End.SILENT:
+            if end is EndReason.SILENT:
                 returns_s = max(returns_s, self._patience_s)
             return name in self._done or now - lost > returns_s
         # Never seen. At the start the caller is still to come; after a restart of this worker it
@@ -228,12 +229,14 @@ class Answering:
             self._open[peer.name] += 1
             self._lost.pop(peer.name, None)
 
-    def _left(self, peer: Peer, end: End) -> None:
+    def _left(self, peer: Peer, end: EndReason) -> None:
         with self._changed:
             self._open[peer.name] -= 1
-            if end in (End.SHUTDOWN, End.JOB_OVER):
+            if end in (EndReason.SHUTDOWN, EndReason.JOB_OVER):
                 self._done.add(peer.name)
-            elif end is not End.REPLACED:  # not replaced by a fresh connection of the same caller
+            elif (
+                end is not EndReason.REPLACED
+            ):  # not replaced by a fresh connection of the same caller
                 self._lost[peer.name] = (time.monotonic(), end)
             self._changed.notify_all()
 
@@ -248,7 +251,7 @@ class Answering:
         return self._of_thread.reader.answer_rows(question.map(PackedInts.unpack))
 
 
-class Refusing:
+class LostWorkerAnswers:
     """Responds in place of a worker that is lost for good, from the process that started it.
 
     That process knows the reason and sends it; a refused connection would tell nothing.
@@ -277,12 +280,12 @@ class Refusing:
 
     def close(self) -> None:
         """Stop responding. Idempotent."""
-        self._listener.close(End.SHUTDOWN, "its job is over")
+        self._listener.close(EndReason.SHUTDOWN, "its job is over")
 
 
 @dataclass
 class Traffic:
-    """One thread's requests to other machines since `Asking.take_traffic`."""
+    """One thread's requests to other machines since `PeerClient.take_traffic`."""
 
     rows: Counter[int] = field(default_factory=Counter)
     """Number of rows by partition."""
@@ -343,7 +346,7 @@ class Answer(Generic[T]):
         except JoinRefusedError:  # also a PeerLostError, but its message gives the remedy
             raise
         except PeerLostError as error:
-            if error.end == End.SILENT:
+            if error.end == EndReason.SILENT:
                 raise PeerTimeoutError(
                     f"{error}; {self._who} is stopped, or its machine is cut off: look at that "
                     "process, and start the job again"
@@ -356,7 +359,7 @@ class Answer(Generic[T]):
             self._waited(time.perf_counter() - started)
 
 
-class Asking:
+class PeerClient:
     """Sends requests to the workers of other partitions; `gigl_loader.sampler.plan.Peers`.
 
     Args:
@@ -441,7 +444,7 @@ class Asking:
     def close(self) -> None:
         """Tell all called workers that this one sends no more requests. Idempotent."""
         for caller in self._callers.values():
-            caller.close(End.JOB_OVER)
+            caller.close(EndReason.JOB_OVER)
 
     def _caller(self, partition: int) -> Caller:
         if partition not in self._whom:

@@ -56,7 +56,7 @@ class Tasks:
     ) -> None:  # fmt: skip
         self._recovery, self._channel = recovery, channel
         self._ranks, self._lock = ranks, lock
-        self._said_narrow = False
+        self._warned_small_channel = False
         self._orders, self._concurrency = orders, concurrency
         self._queue: FairQueue[Received] = FairQueue()
         self.streams = self._queue.streams
@@ -186,8 +186,8 @@ class Tasks:
     def _largest(self) -> int:
         """Return the bytes of the largest message so far; warn once if the channel has less."""
         largest = self._channel.largest
-        if largest > self._channel.size and not self._said_narrow:
-            self._said_narrow = True
+        if largest > self._channel.size and not self._warned_small_channel:
+            self._warned_small_channel = True
             _log.warning(
                 "a batch takes %d bytes and channel_size is %d: batches are made one at a time; "
                 "give at least twice as much as a batch for each worker", largest,

@@ -2,7 +2,7 @@
 
 Threads: the main thread reads the socket, so that it notices the trainer's end at once. Sampling
 threads take tasks from a queue; there are as many as batches shall overlap their waits for other
-partitions. `Answering` has one for each worker of another partition that sends requests.
+partitions. `PartitionServer` has one for each worker of another partition that sends requests.
 
 Nothing here imports torch, which would take longer than everything else that a worker does before
 its first batch.
@@ -46,7 +46,7 @@ from gigl_loader.sampler.reader import Scratch
 from gigl_loader.sampler.row_exchange import LaterPeers, rows_apart
 from gigl_loader.threads import new_thread
 from gigl_loader.workers import pipe
-from gigl_loader.workers.peers import Answering, Asking, Assignment
+from gigl_loader.workers.peers import Assignment, PartitionServer, PeerClient
 from gigl_loader.workers.pipe import Plugins, WorkerSetup
 
 logger = logging.getLogger(__name__)
@@ -90,8 +90,8 @@ class Worker:
         # by stream: the current attempt, and the order of the seeds in its epoch
         self._attempts: dict[int, tuple[Attempt | None, Array | None]] = {}
         self._send_lock = threading.Lock()  # sampling threads and the main thread both send
-        self._answering: Answering | None = None
-        self._asking: Asking | None = None
+        self._answering: PartitionServer | None = None
+        self._asking: PeerClient | None = None
         self._askers: tuple[str, ...] = ()
         self._connecting: list[threading.Thread] = []
         self._num_asked = 0
@@ -108,7 +108,7 @@ class Worker:
         keep_freed_memory()  # before the first thread, as a thread keeps its arena
         if self._setup.access is not None:
             name = f"sampling worker {self._number}"
-            self._answering = Answering(
+            self._answering = PartitionServer(
                 self._setup.access, self._setup.view, name, self._listens_on,
                 awaits_s=_COMES_BACK_S if self._replaces else None,
                 patience_s=self._setup.patience_s,
@@ -216,10 +216,10 @@ class Worker:
         self._num_asked = len(asked)
         if asked:
             lanes = min(_LANES, self._setup.concurrency)
-            self._asking = Asking(asked, access, name, timeout_s, lanes, self._setup.patience_s)
+            self._asking = PeerClient(asked, access, name, timeout_s, lanes, self._setup.patience_s)
             self._aside(self._asking.connect)
         if spared:
-            others = Asking(spared, access, name, timeout_s, 1)
+            others = PeerClient(spared, access, name, timeout_s, 1)
             self._aside(others.connect, others.close)
 
     def _aside(self, *steps: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gigl_loader.dataset.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.inference.layers import Chunk, ChunkReader, Reads
+from gigl_loader.inference.layers import Chunk, ChunkReader, LayerInputs
 from gigl_loader.inference.modules import Norm
 from gigl_loader.inference.sources import OwnedRows, PartitionGraph
 from gigl_loader.memory.tensors import each_tensor
@@ -37,7 +37,7 @@ def test_chunks_are_all_edges_and_rows_whatever_others_have_done(
         )
         reader = ChunkReader(graph, NODE, exchange, batch_size)
         norm = Norm(EDGE, False, 1.0, False)
-        reads = Reads(
+        reads = LayerInputs(
             graph.features(), weight=True, attr=True,
             degrees={norm: OwnedRows(scale[reader.own_ids])},
         )  # fmt: skip
@@ -78,12 +78,12 @@ def test_only_types_that_have_rows_are_read() -> None:
         )
         reader = ChunkReader(graph, "user", exchange, 7)
         rows = graph.features()
-        for chunk in reader.read(Reads(rows), set()):
+        for chunk in reader.read(LayerInputs(rows), set()):
             assert set(chunk.edges) == {BOUGHT, KNOWS}
             assert set(chunk.x) == set(chunk.n_id) == {"user", "item"}
             assert torch.equal(chunk.x["item"], data["item"].x[chunk.n_id["item"]])
             assert chunk.edges[KNOWS].weights is None
-        for chunk in reader.read(Reads({"item": rows["item"]}), set()):
+        for chunk in reader.read(LayerInputs({"item": rows["item"]}), set()):
             assert set(chunk.edges) == {BOUGHT}
             assert set(chunk.x) == {"item"}
             assert len(chunk.n_id["user"]) == chunk.num_dst, "the destinations have no rows"
@@ -109,7 +109,7 @@ def test_an_error_of_reading_comes_where_the_chunk_is_asked_for() -> None:
             exchange,
         )
         reader = ChunkReader(graph, NODE, exchange, 10)
-        chunks = reader.read(Reads({NODE: Broken(data.x)}), set())
+        chunks = reader.read(LayerInputs({NODE: Broken(data.x)}), set())
         next(chunks)
         next(chunks)
         with pytest.raises(OSError, match="the disk is gone"):

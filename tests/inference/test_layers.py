@@ -15,7 +15,7 @@ from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.inference.layers import (
     Chunk,
     ChunkReader,
-    Reads,
+    LayerInputs,
     check_conv,
     convolution_input,
     extra_of,
@@ -39,7 +39,7 @@ def _over_chunks(layer: Any, options: tuple[bool, bool]) -> Tensor:
         norm: OwnedRows(norm.degrees(DATA.edge_index, DATA.edge_weight, 60, 60))
         for norm in one.norms.values()
     }
-    reads = Reads(GRAPH.features(), one.weight, one.attr, degrees)
+    reads = LayerInputs(GRAPH.features(), one.weight, one.attr, degrees)
     with torch.no_grad():
         return torch.cat([one(chunk) for chunk in reader.read(reads, set())])
 
@@ -78,7 +78,7 @@ def _hooks(conv: Any) -> list[Any]:
 
 
 def _chunk() -> Chunk:
-    (chunk, *_) = ChunkReader(GRAPH, NODE, ALONE, 60).read(Reads(GRAPH.features()), set())
+    (chunk, *_) = ChunkReader(GRAPH, NODE, ALONE, 60).read(LayerInputs(GRAPH.features()), set())
     return chunk
 
 
@@ -116,7 +116,7 @@ def test_pairs_leave_sources_alone(name: str) -> None:
 def test_extras_are_those_that_were_read_and_are_taken() -> None:
     edges = _chunk().edges[EDGE]
     assert extra_of(pyg.GCNConv(2, 2), edges) == {}, "not read"
-    reads = Reads(GRAPH.features(), weight=True, attr=True)
+    reads = LayerInputs(GRAPH.features(), weight=True, attr=True)
     (chunk, *_) = ChunkReader(GRAPH, NODE, ALONE, 60).read(reads, set())
     assert set(extra_of(pyg.GCNConv(2, 2), chunk.edges[EDGE])) == {"edge_weight"}
     assert set(extra_of(pyg.GATConv(2, 2), chunk.edges[EDGE])) == {"edge_attr"}

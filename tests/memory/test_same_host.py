@@ -18,9 +18,9 @@ from gigl_loader.dataset.view import Adjacency, PartitionView
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import same_host, segments
 from gigl_loader.memory.same_host import (
-    HostMark,
     Mappings,
     Offer,
+    OwnHostProof,
     Region,
     read_offer,
     read_offers,
@@ -178,7 +178,7 @@ def test_nothing_stays_open_when_it_cannot_all_be_read() -> None:
 
 
 def test_a_mark_is_seen_by_who_can_map_it() -> None:
-    mark, other = HostMark(), HostMark()
+    mark, other = OwnHostProof(), OwnHostProof()
     assert mark.mark.is_seen()
     assert not _changed(mark.mark, secret=other.mark.secret).is_seen()
     elsewhere = dataclasses.replace(mark.mark.region, pid=2**22 + 1)

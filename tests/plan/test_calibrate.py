@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.plan.calibrate import asking_costs, delivering_costs, non_negative
-from gigl_loader.plan.trial_cluster import Took
+from gigl_loader.plan.trial_cluster import MeasuredBatch
 
 
 def test_costs_are_found_again_in_times_that_they_made() -> None:
@@ -21,14 +21,14 @@ def test_costs_of_a_cluster_are_found_again() -> None:
     def alone(nodes: float, edges: float) -> float:
         return 1e-3 + 1e-7 * edges + 2e-8 * nodes
 
-    def rank(nodes: float, edges: float, width: int, hits: float) -> Took:
+    def rank(nodes: float, edges: float, width: int, hits: float) -> MeasuredBatch:
         rows, wide = nodes / 2, 4.0 * width
         seconds = alone(nodes, edges) + 3e-10 * nodes * wide + 5e-4 + 2e-7 * edges / 2
         if width:
             seconds += 2e-3 + rows * (1 - hits) * (3e-7 + 1e-9 * wide)
         if hits:
             seconds += 4e-3 + rows * (1e-7 + hits * 2e-10 * wide)
-        return Took(nodes, edges, hits, seconds, 0.0)
+        return MeasuredBatch(nodes, edges, hits, seconds, 0.0)
 
     widths = [(0, 0.0), (16, 0.0), (128, 0.0), (16, 0.4), (128, 0.5)]
     found = asking_costs(sampling, [rank(*size, *one) for one in widths for size in sizes])
@@ -38,14 +38,14 @@ def test_costs_of_a_cluster_are_found_again() -> None:
         "cached_batch_s": 4e-3, "cached_row_s": 1e-7, "cached_byte_s": 2e-10,
     })  # fmt: skip
 
-    def store(nodes: float, edges: float, width: int, hits: float) -> Took:
+    def store(nodes: float, edges: float, width: int, hits: float) -> MeasuredBatch:
         structure_s = alone(nodes, edges) + 5e-4 + 2e-7 * edges / 2
         sent = 6e-4 + 3e-8 * edges + bool(width) * (7e-4 + nodes * (1e-7 + 8e-9 * width))
         received = 8e-4 + 4e-8 * edges + bool(width) * (9e-4 + nodes * (5e-7 + 4e-9 * width))
         if hits:
             received -= hits * nodes * (5e-7 + 4e-9 * width)
             received += 3e-4 + nodes * (2e-7 + hits * 6e-9 * width)
-        return Took(nodes, edges, hits, received, structure_s + sent)
+        return MeasuredBatch(nodes, edges, hits, received, structure_s + sent)
 
     batches = [store(*size, *one) for one in widths for size in sizes]
     assert delivering_costs(sampling, found, batches) == pytest.approx({

@@ -12,7 +12,7 @@ import pytest
 from gigl_loader.commands.planning import main
 from gigl_loader.errors import JoinRefusedError
 from gigl_loader.plan import measure
-from gigl_loader.plan.measure import Answerer, Other, Timed, costs_of
+from gigl_loader.plan.measure import Answerer, SecondHost, Timed, costs_of
 from gigl_loader.plan.needs import SHIPPED, Costs
 from gigl_loader.transport import Mode, Security
 
@@ -28,7 +28,7 @@ MODES = {
 def test_a_second_host_is_timed_in_the_modes_that_both_have(mode: str) -> None:
     security, encrypted = MODES[mode]
     with Answerer("127.0.0.1", 0, security) as answerer:
-        other = Other(*answerer.address, security)
+        other = SecondHost(*answerer.address, security)
         measure.meet(other)
         found = measure.between(other, rounds=1, seconds=0.05)
         assert set(found) == encrypted
@@ -73,6 +73,6 @@ def test_the_second_host_answers_until_it_is_told_to_stop(end: signal.Signals) -
         assert process.stdout is not None
         where = process.stdout.readline().split()[-1]
         host, port = where.split(":")
-        measure.meet(Other(host, int(port), Security.local()))
+        measure.meet(SecondHost(host, int(port), Security.local()))
         process.send_signal(end)
         assert process.wait(60) == 0

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from gigl_loader import partition_graph
 from gigl_loader.errors import PeerError
 from gigl_loader.plan.measure import Child, cpu_s_below, say
-from gigl_loader.plan.trial_cluster import BatchKind, Took, measure, measure_one
+from gigl_loader.plan.trial_cluster import BatchKind, MeasuredBatch, measure, measure_one
 from gigl_loader.testing import wait_until
 
 
@@ -28,7 +28,7 @@ def test_batches_that_count_come_after_those_that_fill_the_cache() -> None:
     kept, both = BatchKind("g", (5,), 1024, 0.5), BatchKind("g", (5,), 255, 0.5)
     assert (kept.warm_up, kept.counted, kept.taken) == (10, 24, 10 + 24 + 48)
     assert both.taken == 4 * kept.taken
-    assert Took(1.0, 2.0, 0.5, 0.25, 0.5).cpu_s == 0.75
+    assert MeasuredBatch(1.0, 2.0, 0.5, 0.25, 0.5).cpu_s == 0.75
 
 
 def test_time_of_this_process_is_counted_in_ticks() -> None:
@@ -146,7 +146,7 @@ def test_a_batch_has_its_share_of_what_was_spent() -> None:
     ]
     servers = [Child(_tell, kind=kind) for _ in range(2)]
     found = measure_one(ranks, servers, 10, cpu_s=lambda pid: next(spent))
-    assert found == Took(110.0, 300.0, 0.5, 4.0 / 20, 1.0 / 20)
+    assert found == MeasuredBatch(110.0, 300.0, 0.5, 4.0 / 20, 1.0 / 20)
     for end in _ENDS[:2]:
         assert [end.recv(), end.recv()] == ["go on", "go on"]
 

@@ -13,7 +13,7 @@ from gigl_loader.graph_store import RemoteReceivingChannel
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import SourceOptions
-from gigl_loader.server.leader import Leader
+from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.transport import Security
@@ -43,7 +43,7 @@ def storage(
         for rank in range(num_servers):
             leader = None
             if rank > 0:
-                leader = Leader(*endpoints[0].address, security, f"server {rank}", patience_s)
+                leader = LeaderLink(*endpoints[0].address, security, f"server {rank}", patience_s)
             server = kind(
                 partition(rank, num_servers), rank, num_servers,
                 security=security, allow_samplers=SAMPLERS,

@@ -25,12 +25,12 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.memory import segments
-from gigl_loader.memory.same_host import HostMark, Region
+from gigl_loader.memory.same_host import OwnHostProof, Region
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.options import SAME_MEMORY_VARIABLE
 from gigl_loader.testing import wait_until
-from gigl_loader.transport import End
+from gigl_loader.transport import EndReason
 from gigl_loader.wire.payload import pack_batch
 from gigl_loader.wire.requests import BatchMessage, FetchAnswer, Nothing
 
@@ -89,7 +89,7 @@ class _Server:
     def hang_up(self, caller: _Caller) -> None:
         for reply in caller.replies:
             if not reply.answer.done():
-                reply.answer.set_exception(PeerLostError("closed", End.CLOSED))
+                reply.answer.set_exception(PeerLostError("closed", EndReason.CLOSED))
 
     def note_failure(self, error: Exception) -> Exception:
         return error
@@ -316,7 +316,7 @@ def test_batches_of_this_machine_are_read_where_they_lie_and_given_back(
     """Also those that are dropped while the server is too slow to take others back."""
     monkeypatch.setenv(SAME_MEMORY_VARIABLE, "1")
     constants(batch_transfer, _GIVE_BACK_S=0.01)
-    mark, fd = HostMark(), segments.create_memfd(8)
+    mark, fd = OwnHostProof(), segments.create_memfd(8)
     try:
         os.pwrite(fd, np.array([7, 7], np.float32).tobytes(), 0)
         where = {"region": Region.of(fd, 8), "columns": {}, "parts": []}

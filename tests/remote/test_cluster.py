@@ -14,7 +14,7 @@ from gigl_loader import DistDataset
 from gigl_loader.client.absences import MOST_RETURNS, Absences
 from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.errors import ConfigError, ServerDiedError
-from gigl_loader.server.leader import Leader
+from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import wait_until
@@ -100,7 +100,7 @@ def test_a_server_that_comes_back_answers_for_itself() -> None:
         wait_until(lambda: cluster.lost == [1], "the client has heard of it")
         assert cluster.await_servers(Absences({}, 0.0)) == [0]
         host, port = zero.address
-        leader = Leader(host, port, SECURITY, "server 1", 10.0)
+        leader = LeaderLink(host, port, SECURITY, "server 1", 10.0)
         server = StorageService(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
         again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
         try:
@@ -150,7 +150,7 @@ def test_a_server_that_comes_back_unmet_is_known_by_its_incarnation() -> None:
         one.close()
         wait_until(lambda: cluster.lost == [1], "server 0 says so")
         host, port = zero.address
-        leader = Leader(host, port, SECURITY, "server 1", 10.0)
+        leader = LeaderLink(host, port, SECURITY, "server 1", 10.0)
         server = StorageService(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
         again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
         try:

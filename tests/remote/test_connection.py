@@ -21,7 +21,7 @@ from gigl_loader.errors import (
     UsageError,
     WorkerDiedError,
 )
-from gigl_loader.transport import End, Security
+from gigl_loader.transport import EndReason, Security
 
 
 @pytest.mark.multiprocess
@@ -60,7 +60,11 @@ def test_errors_keep_their_class_and_name_the_server(connection: ServerConnectio
     assert isinstance(died, WorkerDiedError)
     assert (died.worker, died.pid, died.exitcode) == (1, 99, -9)
     assert name in str(died)
-    for error in (PeerTimeoutError("no"), ProtocolError("no"), JoinRefusedError("no", End.CLOSED)):
+    for error in (
+        PeerTimeoutError("no"),
+        ProtocolError("no"),
+        JoinRefusedError("no", EndReason.CLOSED),
+    ):
         assert connection.note_failure(error) is error, "these name the server themselves"
     for again in (UsageError(f"{name} is gone"), PeerError("storage server 3: no batch came")):
         assert str(connection.note_failure(again)) == str(again), (
@@ -77,11 +81,11 @@ def test_errors_keep_their_class_and_name_the_server(connection: ServerConnectio
 def test_a_process_that_has_ended_ends_the_link_and_one_lost_connection_does_not(
     connection: ServerConnection,
 ) -> None:
-    silent = connection.note_failure(PeerLostError("nothing was heard", End.SILENT))
+    silent = connection.note_failure(PeerLostError("nothing was heard", EndReason.SILENT))
     assert isinstance(silent, ServerDiedError)
     assert "nothing was heard from it" in str(silent)
     assert connection.error is None, "the watch decides"
-    gone = connection.note_failure(PeerLostError("no more", End.GONE))
+    gone = connection.note_failure(PeerLostError("no more", EndReason.GONE))
     assert isinstance(gone, ServerDiedError)
     assert "its process ended or was killed" in str(gone)
     first, second = connection.error, connection.error

@@ -18,11 +18,11 @@ from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.commands import status
 from gigl_loader.errors import PeerError, ServerDiedError
 from gigl_loader.graph_store import init_storage_process, run_storage_server
-from gigl_loader.server.leader import Leader
+from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import wait_until
-from gigl_loader.transport import End, Security, listener
+from gigl_loader.transport import EndReason, Security, listener
 from gigl_loader.transport.security import TOKEN_VARIABLE
 from gigl_loader.transport.stream import pack
 from gigl_loader.wire.membership import Join, News, Role, WaitReport
@@ -134,7 +134,7 @@ def test_each_server_counts_the_job_that_was_the_last(monkeypatch):
             pass
         for endpoint in endpoints:
             assert endpoint.over.wait(60)
-            endpoint.close(End.JOB_OVER)
+            endpoint.close(EndReason.JOB_OVER)
         assert [endpoint.jobs_served for endpoint in endpoints] == [1, 1]
 
 
@@ -159,10 +159,10 @@ def test_a_cluster_of_which_a_server_is_away_is_not_well(monkeypatch, capsys):
         assert (code, said["away"]) == (status.NOT_WHOLE, {"1": "it has not come yet"})
         assert said["health"] == "storage servers [1] are away: see `away`"
         host, port = first.address
-        second = server(1, Leader(host, port, security, "server 1", 10.0))
+        second = server(1, LeaderLink(host, port, security, "server 1", 10.0))
         try:
             wait_until(lambda: asked(first)[0] == asked(second)[0] == 0, "both serve")
-            first.close(End.SHUTDOWN, "it is started again")
+            first.close(EndReason.SHUTDOWN, "it is started again")
             wait_until(lambda: asked(second)[0] == status.NOT_WHOLE, "server 1 knows")
             assert "it is started again" in asked(second)[1]["away"]["0"]
         finally:
@@ -187,7 +187,7 @@ def test_who_waits_for_servers_that_have_served_their_jobs_fails_at_once():
         wait_until(lambda: endpoint.status()["clients"] == [0, 0], "the next client waits")
         first.close()
         assert endpoint.over.wait(60)
-        endpoint.close(End.JOB_OVER)
+        endpoint.close(EndReason.JOB_OVER)
         thread.join(60)
         assert "it has served as many jobs as it was to (num_jobs)" in found[0]
 

@@ -49,7 +49,7 @@ from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import SourceOptions
-from gigl_loader.server.leader import Leader
+from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.server_rendezvous import Gather, Gathered
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
@@ -180,7 +180,7 @@ def test_a_server_whose_clock_is_behind_takes_the_place_of_one_that_vanished(
         role=Role.SERVER, rank=1, num_servers=2, address=(HOST, free_port()),
         incarnation=2**63 - 1, process="vanished",
     )  # fmt: skip
-    leader = Leader(host, port, SECURITY, "storage server 1", 10.0)
+    leader = LeaderLink(host, port, SECURITY, "storage server 1", 10.0)
     request.getfixturevalue("wall_clock_behind")
     again = Endpoint(
         StorageService(tiny_partition(1, 2), 1, 2), HOST, 0, SECURITY, leader=leader, rejoin_s=60.0

@@ -14,7 +14,7 @@ from gigl_loader.server.jobs import (
     Member,
     Visits,
 )
-from gigl_loader.transport import End
+from gigl_loader.transport import EndReason
 from gigl_loader.wire.membership import Join, Role
 
 
@@ -142,15 +142,15 @@ def test_a_visit_lasts_as_long_as_one_connection_and_outlives_an_outage() -> Non
     visits = Visits(grace_s=5.0)
     visits.came("one")
     visits.came("one")
-    assert not visits.ended("one", End.JOB_OVER, 0.0), "another connection is there"
-    assert visits.ended("one", End.JOB_OVER, 0.0)
-    for end in (End.GONE, End.SILENT, End.REPLACED):
+    assert not visits.ended("one", EndReason.JOB_OVER, 0.0), "another connection is there"
+    assert visits.ended("one", EndReason.JOB_OVER, 0.0)
+    for end in (EndReason.GONE, EndReason.SILENT, EndReason.REPLACED):
         visits.came("one")
         assert not visits.ended("one", end, 10.0), "it may come back"
         assert visits.overdue(14.9) == []
     visits.came("one")
     assert visits.overdue(100.0) == [], "it came back"
-    assert not visits.ended("one", End.GONE, 100.0)
+    assert not visits.ended("one", EndReason.GONE, 100.0)
     assert visits.overdue(105.0) == ["one"]
     assert visits.overdue(105.0) == [], "once"
 
@@ -166,10 +166,10 @@ def here() -> tuple[Attendance, Member, Any]:
 
 
 @pytest.mark.parametrize(
-    ("end", "grace_s"), [(End.GONE, KILLED_GRACE_S), (End.SILENT, SILENT_GRACE_S)]
+    ("end", "grace_s"), [(EndReason.GONE, KILLED_GRACE_S), (EndReason.SILENT, SILENT_GRACE_S)]
 )
 def test_who_was_cut_off_may_come_back_for_a_while(
-    end: End, grace_s: float, here: tuple[Attendance, Member, Any]
+    end: EndReason, grace_s: float, here: tuple[Attendance, Member, Any]
 ) -> None:
     attendance, member, peer = here
     assert attendance.ended(peer, end, now=100.0) is None
@@ -178,10 +178,14 @@ def test_who_was_cut_off_may_come_back_for_a_while(
     again = SimpleNamespace(session=member.session)
     attendance.returned(member, again)
     assert attendance.overdue(1e9) == []
-    assert attendance.ended(peer, End.SHUTDOWN, now=101.0) is None, "the former connection's end"
-    assert attendance.ended(again, End.REPLACED, now=101.0) is None
+    assert attendance.ended(peer, EndReason.SHUTDOWN, now=101.0) is None, (
+        "the former connection's end"
+    )
+    assert attendance.ended(again, EndReason.REPLACED, now=101.0) is None
     assert attendance.overdue(1e9) == []
-    assert attendance.ended(again, End.JOB_OVER, now=101.0) is member, "at once, with a goodbye"
+    assert attendance.ended(again, EndReason.JOB_OVER, now=101.0) is member, (
+        "at once, with a goodbye"
+    )
     assert member.why_gone == "left (job over)"
 
 

@@ -15,9 +15,9 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ServerDiedError,
 )
-from gigl_loader.server.leader import Leader
+from gigl_loader.server.leader import LeaderLink
 from gigl_loader.testing import wait_until
-from gigl_loader.transport import End, Security
+from gigl_loader.transport import EndReason, Security
 from gigl_loader.wire.membership import Join, News, Role, Watch
 
 
@@ -30,11 +30,11 @@ def _end(endpoints, end, words):
 @pytest.mark.multiprocess
 def test_the_end_of_server_0_is_told_by_its_kind_and_not_by_its_words():
     with storage(2) as endpoints:
-        other = _end(endpoints, End.SHUTDOWN, "any text")
+        other = _end(endpoints, EndReason.SHUTDOWN, "any text")
         assert other.over.wait(60)
         assert other.error is None
     with storage(2) as endpoints:
-        other = _end(endpoints, End.LOST_PEER, "it was shut down")
+        other = _end(endpoints, EndReason.LOST_PEER, "it was shut down")
         wait_until(lambda: other.error is not None, "server 1 has lost server 0")
         assert isinstance(other.error, ServerDiedError)
         text = str(other.error)
@@ -42,7 +42,7 @@ def test_the_end_of_server_0_is_told_by_its_kind_and_not_by_its_words():
         assert text.count("server 0") == 1
 
 
-class _Leader(Leader):
+class _Leader(LeaderLink):
     """Server 0, which ``renew`` finds as the test says: None is back."""
 
     def __init__(self, done: list[str], *found: Exception | None) -> None:
@@ -79,14 +79,14 @@ class _Server:
         self.done.append(why)
 
 
-def _lost(end: End) -> PeerLostError:
+def _lost(end: EndReason) -> PeerLostError:
     return PeerLostError(LOST, end)
 
 
 class _Caller:
     """Is told something new once, and then that server 0 has ended; so each time anew."""
 
-    def __init__(self, leader: Leader, heard: list[GiglLoaderError]) -> None:
+    def __init__(self, leader: LeaderLink, heard: list[GiglLoaderError]) -> None:
         self._leader, self._heard = leader, heard
 
     def ask(self, method: str, request: Watch, answer: type[News]) -> "_Caller":
@@ -111,7 +111,7 @@ def _follow(
 
     caller: Any = _Caller(leader, heard)
     leader.caller = caller
-    leader.follow(server, rejoin_s)
+    leader.keep_joined(server, rejoin_s)
     assert not heard, "it followed to the last end"
     does: list[str] = server.done
     return [*does, "over"] if server.over.is_set() else does
@@ -124,16 +124,21 @@ LATE = PeerTimeoutError("not yet")
 @pytest.mark.parametrize(
     ("heard", "found", "rejoin_s", "does"),
     [
-        ([End.JOB_OVER], [], 60.0, ["joins", "over"]),
-        ([End.SHUTDOWN], [], 0.0, ["joins", "over"]),
-        ([End.GONE], [], 0.0, ["joins", LOST]),
-        ([End.LOST_PEER], [], 60.0, ["joins", LOST]),
-        ([End.GONE, End.JOB_OVER], [None], 60.0, ["joins", "away", "joins", "over"]),
-        ([End.SHUTDOWN, End.JOB_OVER], [LATE, None], 60.0, ["joins", "away", "joins", "over"]),
+        ([EndReason.JOB_OVER], [], 60.0, ["joins", "over"]),
+        ([EndReason.SHUTDOWN], [], 0.0, ["joins", "over"]),
+        ([EndReason.GONE], [], 0.0, ["joins", LOST]),
+        ([EndReason.LOST_PEER], [], 60.0, ["joins", LOST]),
+        ([EndReason.GONE, EndReason.JOB_OVER], [None], 60.0, ["joins", "away", "joins", "over"]),
+        (
+            [EndReason.SHUTDOWN, EndReason.JOB_OVER],
+            [LATE, None],
+            60.0,
+            ["joins", "away", "joins", "over"],
+        ),
     ],
 )
 def test_what_the_end_of_server_0_means(
-    heard: list[End], found: list[Any], rejoin_s: float, does: list[str],
+    heard: list[EndReason], found: list[Any], rejoin_s: float, does: list[str],
 ) -> None:  # fmt: skip
     assert _follow([_lost(end) for end in heard], found, rejoin_s) == does
 
@@ -141,13 +146,15 @@ def test_what_the_end_of_server_0_means(
 def test_a_server_0_that_was_told_to_end_and_does_not_come_back_ends_the_others_in_good_order() -> (
     None
 ):
-    assert _follow([_lost(End.SHUTDOWN)], [], rejoin_s=1e-9) == [
+    assert _follow([_lost(EndReason.SHUTDOWN)], [], rejoin_s=1e-9) == [
         "joins", "away", "over",
     ]  # fmt: skip
-    assert _follow([_lost(End.GONE)], [], rejoin_s=1e-9) == [
+    assert _follow([_lost(EndReason.GONE)], [], rejoin_s=1e-9) == [
         "joins", "away", LOST,
     ]  # fmt: skip
-    does = _follow([_lost(End.GONE), _lost(End.JOB_OVER)], [LATE, LATE, None], 1e-9, True)
+    does = _follow(
+        [_lost(EndReason.GONE), _lost(EndReason.JOB_OVER)], [LATE, LATE, None], 1e-9, True
+    )
     assert does == ["joins", "away", "joins", "over"], (
         "while a job goes on without it, it is waited for"
     )
@@ -158,7 +165,7 @@ def test_a_server_0_that_was_told_to_end_and_does_not_come_back_ends_the_others_
     [
         (ConfigError("two servers"), "storage server 0 is gone: two servers"),
         (
-            JoinRefusedError("storage server 0 has another server 1", End.CLOSED),
+            JoinRefusedError("storage server 0 has another server 1", EndReason.CLOSED),
             "storage server 0 has another server 1",
         ),
     ],
@@ -166,4 +173,4 @@ def test_a_server_0_that_was_told_to_end_and_does_not_come_back_ends_the_others_
 def test_a_refusal_is_final(error: GiglLoaderError, told: str) -> None:
     """Without an attempt to come back: it would be refused again."""
     assert _follow([error], []) == ["joins", told]
-    assert _follow([_lost(End.GONE)], [error]) == ["joins", "away", told]
+    assert _follow([_lost(EndReason.GONE)], [error]) == ["joins", "away", told]

@@ -23,7 +23,7 @@ from gigl_loader import (
 )
 from gigl_loader.client.client import current_cluster
 from gigl_loader.client.row_requests import merged_edges
-from gigl_loader.server.leader import Leader
+from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import TinyGraph, wait_until
@@ -149,7 +149,7 @@ def test_a_question_under_way_outlives_its_server(
 
 
 def _started_again(zero: Endpoint) -> Endpoint:
-    leader = Leader(*zero.address, SECURITY, "server 1", 10.0)
+    leader = LeaderLink(*zero.address, SECURITY, "server 1", 10.0)
     server = StorageService(plain(1, 2), 1, 2, security=SECURITY)
     again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
     again.start()

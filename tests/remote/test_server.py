@@ -14,7 +14,7 @@ from support.scripts import run_python
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import init_storage_process
 from gigl_loader.server.storage_process import StorageProcess
-from gigl_loader.transport import End, certs
+from gigl_loader.transport import EndReason, certs
 from gigl_loader.transport.security import (
     INSECURE_VARIABLE,
     TLS_DIR_VARIABLE,
@@ -111,11 +111,11 @@ class _Endpoint:
 
     def __init__(self, error: ServerDiedError | None = None, *, over: bool = True) -> None:
         self.over, self.error, self.jobs_served = threading.Event(), error, 2
-        self.ends: list[tuple[End, str]] = []
+        self.ends: list[tuple[EndReason, str]] = []
         if over:
             self.over.set()
 
-    def close(self, end: End, words: str) -> None:
+    def close(self, end: EndReason, words: str) -> None:
         self.ends.append((end, words))
 
 
@@ -138,7 +138,7 @@ def test_a_signal_that_comes_while_a_lock_is_held(caplog):
     endpoint.over = _Over()
     caplog.set_level(logging.INFO)
     assert _process(endpoint).wait(60) == 2
-    assert [end for end, _ in endpoint.ends] == [End.SHUTDOWN]
+    assert [end for end, _ in endpoint.ends] == [EndReason.SHUTDOWN]
     assert caplog.messages == ["SIGTERM: ending"]
 
 
@@ -168,7 +168,7 @@ def test_the_end_of_a_servers_process_looks_for_no_garbage() -> None:
 def test_jobs_that_are_over_end_the_others_too() -> None:
     endpoint = _Endpoint()
     assert _process(endpoint).wait() == 2
-    assert [end for end, _ in endpoint.ends] == [End.JOB_OVER]
+    assert [end for end, _ in endpoint.ends] == [EndReason.JOB_OVER]
 
 
 def test_a_lost_server_is_told_to_clients_and_then_raised() -> None:
@@ -177,7 +177,7 @@ def test_a_lost_server_is_told_to_clients_and_then_raised() -> None:
     with pytest.raises(ServerDiedError) as caught:
         _process(endpoint).wait()
     assert caught.value is lost
-    assert endpoint.ends == [(End.LOST_PEER, "it lost another storage server")]
+    assert endpoint.ends == [(EndReason.LOST_PEER, "it lost another storage server")]
 
 
 def test_told_to_end_it_ends_in_good_order_though_another_was_lost() -> None:
@@ -185,7 +185,7 @@ def test_told_to_end_it_ends_in_good_order_though_another_was_lost() -> None:
     process = _process(endpoint)
     process.stop()
     assert process.wait() == 2
-    assert [end for end, _ in endpoint.ends] == [End.SHUTDOWN]
+    assert [end for end, _ in endpoint.ends] == [EndReason.SHUTDOWN]
 
 
 def test_a_wait_that_ends_early_goes_on_serving() -> None:

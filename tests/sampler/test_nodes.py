@@ -82,7 +82,7 @@ def test_labels_of_trees_count_up_too(roots, more, num_trees: int) -> None:
             trees, ids = (_array(list(column)) for column in zip(*found, strict=True))
             for target, known_there in ((labels, nodes), (others, known)):
                 known_there += list(dict.fromkeys(o for o in found if o not in known_there))
-                reached = target.reach(ids, labels, trees, num_trees)  # root k is of tree k
+                reached = target.label_ids(ids, labels, trees, num_trees)  # root k is of tree k
                 assert reached.tolist() == [known_there.index(one) for one in found]
         assert labels.nodes.tolist() == [tree << 5 | node for tree, node in nodes]
         assert others.nodes.tolist() == [tree << 9 | node for tree, node in known]
@@ -95,11 +95,11 @@ def test_one_large_tree_among_small_ones() -> None:
     ids = np.random.default_rng(0).permutation(2**19)
     for part in np.split(ids, 4):  # the table grows, and what it held is entered anew
         start = labels.count
-        found = labels.reach(part, labels, np.full(part.size, 500), 1000)
+        found = labels.label_ids(part, labels, np.full(part.size, 500), 1000)
         assert np.array_equal(found, np.arange(start, start + part.size))
-    assert np.array_equal(labels.reach(ids, labels, np.full(ids.size, 500), 1000) - 1000,
+    assert np.array_equal(labels.label_ids(ids, labels, np.full(ids.size, 500), 1000) - 1000,
                           np.arange(ids.size))  # fmt: skip
-    assert labels.reach(ids[:3], labels, _array([1, 1, 500]), 1000).tolist()[2] == 1002
+    assert labels.label_ids(ids[:3], labels, _array([1, 1, 500]), 1000).tolist()[2] == 1002
 
 
 @pytest.mark.parametrize("ids", [[0, 4096, 8192, 12288], [2**62, 2**62 - 1, 0, 1]])
@@ -117,7 +117,7 @@ def test_merged_roots_and_what_is_reached_from_them() -> None:
         nodes.reset()
         assert nodes.place("user", _array([5, 5, 3])).tolist() == [0, 1, 2]
         assert nodes.label("user", _array([3, 7, 5])).tolist() == [2, 3, 0]
-        items = nodes.reach("item", _array([1, 1, 0]), "user", _array([0, 1, 2]))
+        items = nodes.label_ids("item", _array([1, 1, 0]), "user", _array([0, 1, 2]))
         assert items.tolist() == [0, 0, 1]
         assert nodes.find("user", _array([7, 8])).tolist() == [3, -1]
         assert (nodes.count("user"), nodes.count("item")) == (4, 2)
@@ -133,7 +133,7 @@ def test_each_root_starts_a_tree_and_a_node_is_in_several() -> None:
         assert nodes.label("item", _array([8, 8]), _array([1, 0])).tolist() == [0, 1], "no merging"
         assert nodes.seeds.tolist() == [0, 1, 1, 0], "trees 2 and 3 are of seeds 1 and 0"
         assert nodes.trees("item").tolist() == [2, 3]
-        reached = nodes.reach("user", _array([4, 4, 299, 4]), "item", _array([0, 1, 0, 0]))
+        reached = nodes.label_ids("user", _array([4, 4, 299, 4]), "item", _array([0, 1, 0, 0]))
         assert reached.tolist() == [2, 3, 4, 2]
         assert nodes.ids("user").tolist() == [299, 4, 4, 4, 299]
         assert nodes.trees("user", 2).tolist() == [2, 3, 2]

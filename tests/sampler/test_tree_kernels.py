@@ -65,11 +65,11 @@ def test_labels_are_by_tree_and_found_again_in_each_layout() -> None:
         where = (table, np.uint64(2047), *kernels.layout(2048, num_trees), bits, keys)
         kernels.enter(*where, 0, num_trees)
         labels = np.empty(400, np.int64)
-        count = kernels.reach(*where, num_trees, ids, roots, bits, trees, labels)
+        count = kernels.label_ids(*where, num_trees, ids, roots, bits, trees, labels)
         assert keys[labels].tolist() == (trees << bits | ids).tolist()
         assert len(set(keys[:count].tolist())) == count, "each key has one label"
         again = np.empty(400, np.int64)
-        assert kernels.reach(*where, count, ids, roots, bits, trees, again) == count
+        assert kernels.label_ids(*where, count, ids, roots, bits, trees, again) == count
         assert again.tolist() == labels.tolist()
         seeds = np.empty(count, np.int64)
         kernels.seeds_of(keys[:count], bits, np.arange(num_trees) * 3, seeds)
@@ -78,5 +78,5 @@ def test_labels_are_by_tree_and_found_again_in_each_layout() -> None:
 
 def test_load_compiles_every_kernel() -> None:
     kernels.load()
-    names = ("enter", "reach", "count_timed", "seeds_of")
+    names = ("enter", "label_ids", "count_timed", "seeds_of")
     assert all(getattr(kernels, name).signatures for name in names)

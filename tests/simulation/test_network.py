@@ -10,7 +10,7 @@ from support.simulation.network import Link, SimulatedNetwork
 from support.simulation.world import Process, World
 
 from gigl_loader.errors import PeerLostError, PeerTimeoutError
-from gigl_loader.transport import End, Method, Peer, Security
+from gigl_loader.transport import EndReason, Method, Peer, Security
 
 SERVER, LATENCY_S, BYTES_PER_S = ("10.0.0.1", 700), 0.5, 1000.0
 
@@ -29,7 +29,7 @@ class _Cluster:
             self.world, latency_s=LATENCY_S, bytes_per_s=BYTES_PER_S, batch_bytes=0
         )
         self.server = Process("server", SERVER[0])
-        self.ends: list[tuple[str, End]] = []
+        self.ends: list[tuple[str, EndReason]] = []
         self.found: list[Any] = []
 
     def _double(self, question: Rows, peer: Peer) -> Rows:
@@ -136,5 +136,5 @@ def test_a_server_sees_the_end_of_a_client_that_is_killed() -> None:
     process = cluster.ask("client", "10.0.0.2", 1)
     cluster.world.clock.call_later(20.0, lambda: cluster.world.kill(process))
     cluster.run(lambda: bool(cluster.ends))
-    assert cluster.ends == [("client", End.GONE)]
+    assert cluster.ends == [("client", EndReason.GONE)]
     assert cluster.found == [], "a killed process is told nothing"

@@ -240,7 +240,7 @@ def test_other_descriptions_of_dgl_are_refused(tmp_path: Path, capsys) -> None:
 
     assert "no tensors colour; it has age, feat, label, score" in error("--features", "colour")
     assert "feat is named for two uses" in error("--label", "feat")
-    assert "leave out --nodes, --src" in error("--src", "a", "--nodes", "b")
+    assert "does not take --nodes, --src" in error("--src", "a", "--nodes", "b")
     _edit_config(source, "shop.json", **{"part-1": {"part_graph_graphbolt": "a.pt"}})
     assert "write the partitions with use_graphbolt=False" in error()
     _edit_config(source, "shop.json", num_parts="many")
@@ -586,3 +586,5 @@ def test_partitions_of_glt_become_mapped_ones(tmp_path: Path, heterogeneous: boo
         assert found == same
     assert main([*flags, "--num-partitions", "3", "--overwrite"]) == 2
     assert "leave --num-partitions and --method out" in capsys.readouterr().err
+    assert main([*flags, "--order", "degree"]) == 2
+    assert "--from glt does not take --order" in capsys.readouterr().err

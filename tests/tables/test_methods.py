@@ -22,7 +22,7 @@ from gigl_loader.tables.methods import (
 )
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable
-from gigl_loader.tables.table_edges import Mapped
+from gigl_loader.tables.table_edges import EdgesByPartition
 from gigl_loader.tables.table_files import Table
 
 
@@ -100,7 +100,9 @@ def _union(folder: Path, pairs: dict[tuple, list[tuple[int, int]]], counts: dict
         table = pa.table({"row": pa.array([a for a, _ in ends], pa.uint32()),
                           "neighbor": pa.array([b for _, b in ends], pa.uint32())})  # fmt: skip
         pq.write_table(table, where / "0.parquet")
-        edges[edge_type] = Mapped(where.parent, np.array([len(ends)]), files=[where.parent])
+        edges[edge_type] = EdgesByPartition(
+            where.parent, np.array([len(ends)]), files=[where.parent]
+        )
     return Union(_job(folder), counts, edges, 1)
 
 

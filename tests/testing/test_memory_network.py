@@ -13,7 +13,7 @@ from gigl_loader.errors import (
     RemoteError,
 )
 from gigl_loader.testing import Clock, MemoryNetwork
-from gigl_loader.transport import End, Method, Peer, Security
+from gigl_loader.transport import EndReason, Method, Peer, Security
 
 HERE = ("store", 1000)
 
@@ -41,7 +41,7 @@ class Simulated:
         self.network = MemoryNetwork(**network)  # type: ignore[arg-type]
         self.clock, self.work_s = self.network.clock, work_s
         self.asked: list[int] = []
-        self.ends: list[tuple[str, End]] = []
+        self.ends: list[tuple[str, EndReason]] = []
         self.listener = self.network.listener(
             *HERE,
             Security.local(),
@@ -89,7 +89,7 @@ def test_a_long_cut_is_an_error_after_the_patience() -> None:
     for reply in replies:
         with pytest.raises(PeerLostError) as caught:
             reply.wait()
-        assert caught.value.end is End.SILENT
+        assert caught.value.end is EndReason.SILENT
     assert there.clock.now == pytest.approx(11.0)  # it began when the answer was due at 1.0
 
 
@@ -103,11 +103,11 @@ def test_a_port_may_be_given_to_another_process() -> None:
     there.network.listener(*HERE, Security.local(), first.table, "another").start()
     with pytest.raises(PeerLostError, match="another process") as lost:
         waiting.wait()
-    assert lost.value.end == End.GONE
+    assert lost.value.end == EndReason.GONE
     with pytest.raises(PeerLostError):
         there.caller.ask("double", question(2), Answer).wait()
     assert asked == [1]
-    assert there.ends == [("tester", End.GONE)]
+    assert there.ends == [("tester", EndReason.GONE)]
     fresh = there.network.caller(*HERE, Security.local(), "fresh")
     assert fresh.ask("double", question(3), Answer).wait().number == 3
     first.close()
@@ -133,11 +133,11 @@ def test_errors_types_and_goodbyes_are_those_of_the_real_network() -> None:
     with pytest.raises(PeerTimeoutError):
         there.caller.ask("double", question(1), Answer).wait(0.5)
     waiting = there.caller.ask("double", question(1), Answer)
-    there.listener.close(End.JOB_OVER)
+    there.listener.close(EndReason.JOB_OVER)
     with pytest.raises(PeerLostError) as caught:
         waiting.wait()
-    assert caught.value.end is End.JOB_OVER
-    assert there.ends == [("tester", End.CLOSED)]
+    assert caught.value.end is EndReason.JOB_OVER
+    assert there.ends == [("tester", EndReason.CLOSED)]
     with pytest.raises(PeerLostError, match="nothing listens"):
         there.caller.ask("double", question(1), Answer).wait()
 
@@ -151,8 +151,8 @@ def test_a_caller_that_closes_ends_its_questions_and_says_goodbye() -> None:
     for reply in replies:
         with pytest.raises(PeerLostError, match="store:1000: closed on this side") as caught:
             reply.wait()
-        assert caught.value.end is End.CLOSED
-    assert there.ends == [("tester", End.SHUTDOWN)]
+        assert caught.value.end is EndReason.CLOSED
+    assert there.ends == [("tester", EndReason.SHUTDOWN)]
     there.clock.run(10.0)
     assert there.asked == [0], "what waited is asked no more"
 
@@ -164,7 +164,7 @@ def test_a_token_that_differs_is_refused() -> None:
     stranger = there.network.caller("guarded", 1, other, "stranger")
     with pytest.raises(JoinRefusedError) as caught:
         stranger.ask("double", question(1), Answer).wait()
-    assert caught.value.end is End.REFUSED_TOKEN
+    assert caught.value.end is EndReason.REFUSED_TOKEN
     assert guarded.stats()["refused"] == {"refused: token": 1}
 
 
@@ -177,7 +177,7 @@ def test_a_caller_waits_for_a_listener_that_comes_later() -> None:
     network.clock.call_later(5.0, lambda: (late.start(), None)[1])
     caller.connect(100.0, lambda why: None)
     assert 6.0 <= network.clock.now <= 7.0
-    caller.close(End.JOB_OVER)
+    caller.close(EndReason.JOB_OVER)
     with pytest.raises(PeerLostError, match="closed on this side"):
         caller.ask("double", question(1), Answer)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.transport import End, Listener, Method, Peer, Security
+from gigl_loader.transport import EndReason, Listener, Method, Peer, Security
 
 TOKEN = "kq3Jv0aWZbX7mT9rLs2UdQ"
 
@@ -32,7 +32,7 @@ class Service:
     ) -> None:
         self.asked: list[int] = []
         self.peers: list[Peer] = []
-        self.ends: list[tuple[str, End]] = []
+        self.ends: list[tuple[str, EndReason]] = []
         self.gate = threading.Event()
         self.never: list[Future[Answer]] = []
         self.listener = Listener(

@@ -28,7 +28,7 @@ from gigl_loader.errors import (
 from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import (
     Caller,
-    End,
+    EndReason,
     IncomingArray,
     Security,
     listener,
@@ -159,7 +159,7 @@ def test_nothing_is_asked_again_of_another_process(network: Network) -> None:
         relay.reset()
         with pytest.raises(PeerLostError, match="another process listens there") as lost:
             waiting.wait(60)
-        assert lost.value.end == End.GONE
+        assert lost.value.end == EndReason.GONE
         with pytest.raises(PeerLostError):
             caller.ask("double", question(2), Answer).wait(60)
         meant = network.caller(relay.address, incarnation=caller.incarnation)
@@ -186,11 +186,11 @@ def test_goodbyes_are_typed(network: Network) -> None:
     caller = network.caller(service.listener.address)
     reply = caller.ask("never", question(1), Answer)
     wait_until(lambda: service.never, "the question is there")
-    service.listener.close(End.JOB_OVER, "the job is done")
+    service.listener.close(EndReason.JOB_OVER, "the job is done")
     with pytest.raises(PeerLostError, match="the job is done") as caught:
         reply.wait(60)
-    assert caught.value.end is End.JOB_OVER
-    wait_until(lambda: service.ends == [("tester", End.CLOSED)], "its end is known here, too")
+    assert caught.value.end is EndReason.JOB_OVER
+    wait_until(lambda: service.ends == [("tester", EndReason.CLOSED)], "its end is known here, too")
     assert service.never[0].cancelled()
 
 
@@ -199,9 +199,9 @@ def test_the_listener_learns_how_a_caller_ended(network: Network) -> None:
     caller = network.caller(service.listener.address)
     caller.ask("never", question(1), Answer)
     wait_until(lambda: service.never, "the question is there")
-    caller.close(End.LOST_PEER, "somebody else died")
+    caller.close(EndReason.LOST_PEER, "somebody else died")
     wait_until(lambda: service.ends, "the end is known")
-    assert service.ends == [("tester", End.LOST_PEER)]
+    assert service.ends == [("tester", EndReason.LOST_PEER)]
     assert service.never[0].cancelled()
 
 
@@ -217,7 +217,7 @@ def test_closing_wakes_those_who_wait(network: Network) -> None:
         for wait in waits:
             error = wait.exception(60)
             assert isinstance(error, PeerLostError)
-            assert error.end is End.CLOSED
+            assert error.end is EndReason.CLOSED
         assert time.monotonic() - started < AT_ONCE_S
     with pytest.raises(PeerLostError, match="closed on this side"):
         caller.ask("double", question(1), Answer)
@@ -228,7 +228,7 @@ def test_nothing_listens_there(plain: Network) -> None:
     started = time.monotonic()
     with pytest.raises(PeerLostError, match=r"server 3 at 127.0.0.1.*nothing listens") as caught:
         caller.ask("double", question(1), Answer).wait(60)
-    assert caught.value.end is End.GONE
+    assert caught.value.end is EndReason.GONE
     with pytest.raises(PeerLostError, match="nothing listens"):
         caller.connect(time.monotonic() + 10)
     assert time.monotonic() - started < AT_ONCE_S
@@ -292,7 +292,7 @@ def test_a_killed_peer_is_known_at_once(
     started = time.monotonic()
     with pytest.raises(PeerLostError) as caught:
         reply.wait(60)
-    assert caught.value.end is End.GONE
+    assert caught.value.end is EndReason.GONE
     assert time.monotonic() - started < AT_ONCE_S
 
 
@@ -307,7 +307,7 @@ def test_a_stopped_peer_is_known_after_the_limit(
         caller.ask("never", question(1), Answer).wait(60)
     waited = time.monotonic() - started
     process.send_signal(signal.SIGCONT)
-    assert caught.value.end is End.SILENT
+    assert caught.value.end is EndReason.SILENT
     assert 1.9 < waited < 2.0 + AT_ONCE_S
 
 
@@ -336,7 +336,7 @@ def test_a_longer_outage_is_an_error(plain: Network) -> None:
         started = time.monotonic()
         with pytest.raises(PeerLostError, match="is lost") as caught:
             reply.wait(60)
-        assert caught.value.end is End.SILENT
+        assert caught.value.end is EndReason.SILENT
         assert time.monotonic() - started < 2.5 + AT_ONCE_S
 
 
@@ -385,7 +385,7 @@ def test_a_process_that_is_starved_gives_a_silent_peer_up_too(
         clock_of(caller_module, SimpleNamespace(monotonic=starved, sleep=lambda seconds: None))
         with pytest.raises(PeerLostError) as caught:
             reply.wait(1000.0)  # of that clock
-        assert caught.value.end is End.SILENT
+        assert caught.value.end is EndReason.SILENT
         service.gate.set()
 
 
@@ -466,7 +466,7 @@ time.sleep(0.1)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=200)
     assert (done.returncode, done.stderr) == (0, b"")
-    wait_until(lambda: service.ends == [("x", End.GONE)], "the end is known")
+    wait_until(lambda: service.ends == [("x", EndReason.GONE)], "the end is known")
 
 
 @pytest.mark.parametrize("host", ["::1", "localhost"])
@@ -494,5 +494,5 @@ def test_another_service_is_named() -> None:
             with Caller(host, port, security, "x") as caller:
                 with pytest.raises(PeerLostError, match=r"HTTP/1\.1") as caught:
                     caller.connect(time.monotonic() + 5)
-                assert caught.value.end is End.REFUSED_SERVICE
+                assert caught.value.end is EndReason.REFUSED_SERVICE
         thread.join()

@@ -7,15 +7,15 @@ import pytest
 from gigl_loader import errors
 from gigl_loader.errors import GiglLoaderError, ProtocolError, RemoteError
 from gigl_loader.transport.codec import decode, encode, read_header
-from gigl_loader.transport.failures import End, Failure, describe, rebuild
+from gigl_loader.transport.failures import EndReason, Failure, describe, rebuild
 from gigl_loader.transport.handshake import Goodbye
 
 FIELDS: dict[str, tuple[Any, ...]] = {
     "WorkerDiedError": (3, 4711, -9, "out of memory", "storage server 1"),
     "SamplingError": ("worker 2", "ValueError: no", "Traceback ..."),
     "RemoteError": ("server", "KeyError: 'x'", "Traceback ..."),
-    "PeerLostError": ("it is gone", End.SILENT),
-    "JoinRefusedError": ("other token", End.REFUSED_TOKEN),
+    "PeerLostError": ("it is gone", EndReason.SILENT),
+    "JoinRefusedError": ("other token", EndReason.REFUSED_TOKEN),
 }
 OURS = [
     cls
@@ -104,11 +104,11 @@ def test_a_traceback_keeps_its_lines_and_loses_what_a_terminal_obeys() -> None:
 # --- ends -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", End)
-def test_each_end_arrives_as_itself(end: End) -> None:
+@pytest.mark.parametrize("end", EndReason)
+def test_each_end_arrives_as_itself(end: EndReason) -> None:
     _, body, _ = read_header(encode(Goodbye(end, "words"))[0])
     assert decode(body, [], Goodbye) == Goodbye(end, "words")
-    assert End(str(end)) is end  # as errors carry it
+    assert EndReason(str(end)) is end  # as errors carry it
 
 
 def test_words_never_stand_for_an_end() -> None:
@@ -118,6 +118,6 @@ def test_words_never_stand_for_an_end() -> None:
 
 
 def test_refusals_are_told_from_other_ends() -> None:
-    refused = {end for end in End if end.name.startswith("REFUSED_")}
-    assert refused == {end for end in End if end.value.startswith("refused: ")}
-    assert len({end.value for end in End}) == len(End)
+    refused = {end for end in EndReason if end.name.startswith("REFUSED_")}
+    assert refused == {end for end in EndReason if end.value.startswith("refused: ")}
+    assert len({end.value for end in EndReason}) == len(EndReason)

@@ -16,7 +16,7 @@ from support.conditions import SetConstants
 
 from gigl_loader.errors import JoinRefusedError, PeerLostError, ProtocolError
 from gigl_loader.testing import wait_until
-from gigl_loader.transport import Caller, End, Security, certs, stream
+from gigl_loader.transport import Caller, EndReason, Security, certs, stream
 from gigl_loader.transport.codec import decode
 from gigl_loader.transport.handshake import NONCE_BYTES, Admitted, Goodbye, Greeting, Hello
 from gigl_loader.transport.stream import FrameKind, Steps, Stream, drive, pack, read_frame
@@ -69,12 +69,12 @@ def test_other_certificates_are_refused_with_words_at_both_ends(
     with caplog.at_level(logging.WARNING):
         error = refusal(plain.caller(service.listener.address, security=securities["caller"]))
         wait_until(lambda: refusals(caplog), "the refusal is counted, and logged")
-    assert error.end == End.REFUSED_CERTIFICATE
+    assert error.end == EndReason.REFUSED_CERTIFICATE
     words = ("expired",) if bad == "expired" else ("issuer", "self-signed", "unknown ca")
     for text in (str(error), refusals(caplog)[-1]):
         assert "certificate" in text
         assert any(word in text for word in words), text
-    assert service.listener.stats()["refused"] == {End.REFUSED_CERTIFICATE.value: 1}
+    assert service.listener.stats()["refused"] == {EndReason.REFUSED_CERTIFICATE.value: 1}
     assert service.peers == []
 
 
@@ -86,15 +86,15 @@ CASES = {
     "wrong token, TLS": (
         token(TOKEN),
         token(TOKEN[::-1]),
-        End.REFUSED_TOKEN,
+        EndReason.REFUSED_TOKEN,
         "the caller did not prove the cluster token",
     ),
-    "plain to TLS": (token(TOKEN), Security.local(), End.REFUSED_MODE, "TLS"),
-    "TLS to plain": (Security.local(), token(TOKEN), End.REFUSED_MODE, "TLS"),
+    "plain to TLS": (token(TOKEN), Security.local(), EndReason.REFUSED_MODE, "TLS"),
+    "TLS to plain": (Security.local(), token(TOKEN), EndReason.REFUSED_MODE, "TLS"),
     "nothing set, TLS": (
         token(TOKEN),
         Security.local(),
-        End.REFUSED_MODE,
+        EndReason.REFUSED_MODE,
         "neither GIGL_LOADER_CLUSTER_TOKEN nor GIGL_LOADER_TLS_DIR is set in this process",
     ),
 }
@@ -124,7 +124,7 @@ def test_another_version_is_named(plain: Network, monkeypatch: pytest.MonkeyPatc
         while piece := sock.recv(1000):
             data += piece
     assert b"speaks version 7" in data
-    assert service.listener.stats()["refused"] == {End.REFUSED_VERSION.value: 1}
+    assert service.listener.stats()["refused"] == {EndReason.REFUSED_VERSION.value: 1}
 
 
 def test_a_listener_of_another_version_is_named() -> None:
@@ -144,7 +144,7 @@ def test_a_listener_of_another_version_is_named() -> None:
         with Caller(host, port, Security.local(), "x") as caller:
             error = refusal(caller)
         thread.join(10)
-    assert error.end == End.REFUSED_VERSION
+    assert error.end == EndReason.REFUSED_VERSION
     assert "speaks version 7" in str(error)
     assert b"speaks version 7" in b"".join(heard)  # the listener is told, too
 
@@ -167,7 +167,7 @@ def test_whoever_does_not_know_the_token_cannot_play_the_listener() -> None:
         thread.start()
         host, port = server.getsockname()
         with Caller(host, port, token(TOKEN), "x") as caller:
-            assert refusal(caller).end == End.REFUSED_TOKEN
+            assert refusal(caller).end == EndReason.REFUSED_TOKEN
         thread.join(10)
 
 
@@ -190,7 +190,7 @@ def test_a_nonce_of_another_length_is_refused(plain: Network, length: int) -> No
         if length == NONCE_BYTES:
             assert said.kind is FrameKind.ADMITTED, "the rest of it is as a caller's"
             return
-    assert decode(said.body, [], Goodbye).end is End.REFUSED_TOKEN
+    assert decode(said.body, [], Goodbye).end is EndReason.REFUSED_TOKEN
     assert service.peers == []
 
 
@@ -207,7 +207,7 @@ def test_words_of_a_stranger_are_one_line_of_the_log(
         caplog.at_level(logging.WARNING),
         socket.create_connection(service.listener.address) as sock,
     ):
-        sock.sendall(pack(FrameKind.BYE, Goodbye(End.CLOSED, FORGED[:3000]))[0])
+        sock.sendall(pack(FrameKind.BYE, Goodbye(EndReason.CLOSED, FORGED[:3000]))[0])
         wait_until(lambda: refusals(caplog), "the refusal is in the log")
     (told,) = refusals(caplog)
     assert SHOWN in told
@@ -221,7 +221,7 @@ def test_words_of_a_listener_are_one_line_of_an_error(plain: Network) -> None:
     caller = plain.caller(service.listener.address)
     unanswered = caller.ask("never", question(1), Answer)
     wait_until(lambda: service.never, "it is asked")
-    service.listener.close(End.SHUTDOWN, FORGED)
+    service.listener.close(EndReason.SHUTDOWN, FORGED)
     with pytest.raises(PeerLostError) as caught:
         unanswered.wait(60)
     assert SHOWN in str(caught.value)
@@ -262,7 +262,9 @@ def test_nobody_in_the_middle_can_pass_the_proofs_on(plain: Network) -> None:
 
         thread = threading.Thread(target=relay, daemon=True)
         thread.start()
-        assert refusal(plain.caller(server.getsockname(), security=own)).end == End.REFUSED_TOKEN
+        assert (
+            refusal(plain.caller(server.getsockname(), security=own)).end == EndReason.REFUSED_TOKEN
+        )
         thread.join(10)
     assert service.peers == []
 
@@ -305,7 +307,7 @@ def test_a_frame_that_announces_16_gib_costs_nothing(plain: Network) -> None:
         while piece := sock.recv(1000):
             data += piece
     assert b"17179869184" in data
-    assert service.listener.stats()["refused"] == {End.REFUSED_SERVICE.value: 1}
+    assert service.listener.stats()["refused"] == {EndReason.REFUSED_SERVICE.value: 1}
 
 
 def test_16_gib_from_one_who_is_let_in_cost_nothing(network: Network) -> None:
@@ -322,7 +324,7 @@ def test_16_gib_from_one_who_is_let_in_cost_nothing(network: Network) -> None:
         assert tracemalloc.get_traced_memory()[1] < 16 << 20, "numpy's memory is counted, too"
     finally:
         tracemalloc.stop()
-    assert [end for _, end in service.ends] == [End.PROTOCOL]
+    assert [end for _, end in service.ends] == [EndReason.PROTOCOL]
     other = network.caller(service.listener.address)
     assert other.ask("double", question(2), Answer).wait(60).number == 2
 

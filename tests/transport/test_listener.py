@@ -19,7 +19,7 @@ from support.conditions import SetConstants
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerLostError
 from gigl_loader.testing import free_port, wait_until
-from gigl_loader.transport import Caller, End, Listener, Method, Peer, Security
+from gigl_loader.transport import Caller, EndReason, Listener, Method, Peer, Security
 from gigl_loader.transport.listener import _PeerConnection
 from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, FrameKind, Stream, pack
 
@@ -87,7 +87,7 @@ def test_a_faulty_machine_keeps_out_no_other(plain: Network, constants: SetConst
         )
         for _ in range(100):
             stack.enter_context(socket.create_connection(address))
-        refused = lambda: service.listener.stats()["refused"].get(End.REFUSED_SLOW.value)  # noqa: E731
+        refused = lambda: service.listener.stats()["refused"].get(EndReason.REFUSED_SLOW.value)  # noqa: E731
         wait_until(lambda: refused() == 100 - 64, "all came in, and the former ones went")
         pending = lambda: service.listener.stats()["pending"]  # noqa: E731
         wait_until(lambda: pending() == 64 + 1, "the last ones came in")
@@ -103,7 +103,7 @@ def test_a_caller_has_one_connection_on_a_lane(network: Network) -> None:
             stream = enter(service.listener.address, network.security, lane)
             stack.callback(stream.close)
         wait_until(lambda: service.ends, "the former one ends")
-        assert service.ends == [("tester", End.REPLACED)]
+        assert service.ends == [("tester", EndReason.REPLACED)]
         wait_until(lambda: service.listener.stats()["open"] == 2, "the former one is closed")
         assert service.peers[1].gone.is_set()
 
@@ -143,7 +143,7 @@ def test_who_cannot_be_shed_keeps_their_number_bounded() -> None:
             listener._spare.for_strangers = lambda held: 4  # type: ignore[method-assign]
             late = stack.enter_context(socket.create_connection(listener.address))
             assert late.recv(1) == b"", "it is closed"
-            assert listener.stats()["refused"][End.REFUSED_BUSY.value] == 1
+            assert listener.stats()["refused"][EndReason.REFUSED_BUSY.value] == 1
             assert len(inside) == 8
     finally:
         free.set()
@@ -161,7 +161,7 @@ def test_refusals_are_logged_once_a_minute(
                 while sock.recv(1000):
                     pass
     wait_until(lambda: refusals(caplog), "the first is logged")
-    assert service.listener.stats()["refused"] == {End.REFUSED_SERVICE.value: 50}
+    assert service.listener.stats()["refused"] == {EndReason.REFUSED_SERVICE.value: 50}
     (told,) = refusals(caplog)
     assert "b'GET / '" in told
 
@@ -193,9 +193,9 @@ def test_peers_are_told_apart_and_their_ends_reported(network: Network) -> None:
         caller.connect(time.monotonic() + 10)
         wait_until(partial(_has_items, service.peers, number), "it is known")
         assert (service.peers[-1].name, service.peers[-1].session) == (name, "s" + name)
-        caller.close(End.JOB_OVER)
+        caller.close(EndReason.JOB_OVER)
         wait_until(partial(_has_items, service.ends, number), "its end is known")
-    assert service.ends == [("a", End.JOB_OVER), ("b", End.JOB_OVER)]
+    assert service.ends == [("a", EndReason.JOB_OVER), ("b", EndReason.JOB_OVER)]
     wait_until(lambda: service.listener.stats()["open"] == 0, "nobody is inside")
 
 
@@ -209,14 +209,14 @@ def test_a_killed_caller_is_known_while_its_question_is_worked_on(network: Netwo
     assert service.peers[0].gone.wait(60)
     assert time.monotonic() - started < AT_ONCE_S
     service.gate.set()
-    wait_until(lambda: service.ends == [("tester", End.GONE)], "its end is reported")
+    wait_until(lambda: service.ends == [("tester", EndReason.GONE)], "its end is reported")
 
 
 def test_an_asker_that_stops_in_the_middle_is_cut_off(plain: Network) -> None:
     service = plain.service(silence_s=0.5)
     stream = plain.enter(service.listener.address)
     stream.sock.send(bytes(pack(FrameKind.ASK, question(1), "double")[0])[:30])
-    wait_until(lambda: service.ends == [("tester", End.SILENT)], "it is cut off")
+    wait_until(lambda: service.ends == [("tester", EndReason.SILENT)], "it is cut off")
 
 
 def test_closing_twice_and_before_starting() -> None:
@@ -287,11 +287,11 @@ def test_a_goodbye_reaches_a_caller_with_questions_unread(network: Network) -> N
     caller = network.caller(service.listener.address)
     replies = [caller.ask("never", question(i, 1 << 12), Answer) for i in range(20)]
     wait_until(lambda: service.never, "the first one is worked on")
-    service.listener.close(End.SHUTDOWN)
+    service.listener.close(EndReason.SHUTDOWN)
     for reply in replies:
         with pytest.raises(PeerLostError) as caught:
             reply.wait(60)
-        assert caught.value.end is End.SHUTDOWN
+        assert caught.value.end is EndReason.SHUTDOWN
 
 
 def test_a_listener_that_closes_answers_with_its_goodbye_alone(
@@ -326,7 +326,7 @@ def test_a_listener_that_closes_answers_with_its_goodbye_alone(
         dismiss(self, *args)
 
     monkeypatch.setattr(_PeerConnection, "dismiss", dismiss_once_answered)
-    listener.close(End.SHUTDOWN)
+    listener.close(EndReason.SHUTDOWN)
     with pytest.raises(PeerLostError) as caught:
         asked.wait(60)
-    assert caught.value.end is End.SHUTDOWN
+    assert caught.value.end is EndReason.SHUTDOWN

@@ -18,7 +18,7 @@ from relay import Relay
 from service import SECURITIES, Answer, Service, question
 
 from gigl_loader.errors import PeerLostError
-from gigl_loader.transport import Caller, End
+from gigl_loader.transport import Caller, EndReason
 
 HERE = Path(__file__).parent
 SERVER = f"""
@@ -111,7 +111,7 @@ def test_a_cable_that_is_pulled_and_put_back(link: Link) -> None:
         started = time.monotonic()
         with pytest.raises(PeerLostError) as caught:
             caller.ask("double", question(8), Answer).wait(60)
-        assert caught.value.end is End.SILENT
+        assert caught.value.end is EndReason.SILENT
         assert 4.9 < time.monotonic() - started < 5.0 + AT_ONCE_S
         link.heal()
         assert caller.ask("double", question(9), Answer).wait(60).number == 9

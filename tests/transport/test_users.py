@@ -16,7 +16,7 @@ from support.conditions import SetConstants
 
 from gigl_loader.errors import JoinRefusedError
 from gigl_loader.testing import wait_until
-from gigl_loader.transport import End, Security, sockets
+from gigl_loader.transport import EndReason, Security, sockets
 from gigl_loader.transport.handshake import Greeting, join
 from gigl_loader.transport.stream import KNOCK_FRAME, FrameKind, Stream, drive, pack
 
@@ -58,7 +58,7 @@ def test_another_user_is_refused_by_name(plain: Network, caplog: pytest.LogCaptu
         assert words in told
     wait_until(lambda: refusals(caplog), "it is in the log")
     assert f"a process of user {NOBODY}" in refusals(caplog)[-1]
-    assert service.listener.stats()["refused"] == {End.REFUSED_USER.value: 1}
+    assert service.listener.stats()["refused"] == {EndReason.REFUSED_USER.value: 1}
     assert (service.asked, service.peers) == ([], [])
     caller = plain.caller(service.listener.address)
     assert caller.ask("double", question(2), Answer).wait(60).number == 2, "this user is let in"
@@ -95,7 +95,7 @@ def test_a_listener_of_another_user_is_not_asked(plain: Network) -> None:
     address = ("127.0.0.1", int(listening.stdout.readline()))
     with pytest.raises(JoinRefusedError, match=f"the listener is a process of user {NOBODY}") as no:
         plain.caller(address).connect(time.monotonic() + 60)
-    assert no.value.end is End.REFUSED_USER
+    assert no.value.end is EndReason.REFUSED_USER
     open_to_all = plain.caller(address, security=Security.resolve("", "", True))
     assert open_to_all.ask("double", question(1), Answer).wait(60).number == 1, "--insecure"
     with listening:

@@ -28,9 +28,9 @@ from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
 from gigl_loader.transport import SILENCE_S, Security, sockets
 from gigl_loader.workers.peers import (
     Access,
-    Answering,
-    Asking,
-    Refusing,
+    LostWorkerAnswers,
+    PartitionServer,
+    PeerClient,
     WorkerAddress,
     assignments,
 )
@@ -76,21 +76,21 @@ def test_a_partition_without_workers() -> None:
         assignments({0: [WorkerAddress("", 0, "a")], 2: []}, 0)
 
 
-def _asking(answering: Answering, name: str = "rank 0 worker 0", access: Access = ACCESS,
-            timeout_s: float = 60.0) -> Asking:  # fmt: skip
+def _asking(answering: PartitionServer, name: str = "rank 0 worker 0", access: Access = ACCESS,
+            timeout_s: float = 60.0) -> PeerClient:  # fmt: skip
     host, port = answering.address
     whom = WorkerAddress(host, port, "rank 1 worker 0")
-    return Asking({1: whom}, access, name, timeout_s, 2)
+    return PeerClient({1: whom}, access, name, timeout_s, 2)
 
 
 @pytest.fixture
 def answering():
-    with_it = Answering(ACCESS, VIEW, "sampling worker 0")
+    with_it = PartitionServer(ACCESS, VIEW, "sampling worker 0")
     yield with_it
     with_it.close()
 
 
-def test_answers_are_those_of_the_partition(answering: Answering) -> None:
+def test_answers_are_those_of_the_partition(answering: PartitionServer) -> None:
     """From several threads at once; rows land in the array that was given."""
     asking, failures = _asking(answering), []
 
@@ -120,7 +120,7 @@ def test_answers_are_those_of_the_partition(answering: Answering) -> None:
     asking.close()
 
 
-def test_questions_that_are_refused_over_there(answering: Answering) -> None:
+def test_questions_that_are_refused_over_there(answering: PartitionServer) -> None:
     asking, ids = _asking(answering), OWN[:2]
     with pytest.raises(ProtocolError, match="unknown type"):
         asking.draw(1, DrawRequest(Draw(("a", "b", "c"), 1, 1), ids)).wait()
@@ -131,7 +131,7 @@ def test_questions_that_are_refused_over_there(answering: Answering) -> None:
     asking.close()
 
 
-def test_other_jobs_are_not_answered(answering: Answering) -> None:
+def test_other_jobs_are_not_answered(answering: PartitionServer) -> None:
     """A port may be used again, by a job with the same certificates or none at all."""
     request = DrawRequest(Draw(EDGE, 1, 1), OWN)
     with_token = Access("", Security.resolve("", "of that job", False), "a job")
@@ -145,7 +145,7 @@ def test_other_jobs_are_not_answered(answering: Answering) -> None:
     same_user.close()
 
 
-def test_a_worker_ends_when_all_that_ask_it_are_done(answering: Answering) -> None:
+def test_a_worker_ends_when_all_that_ask_it_are_done(answering: PartitionServer) -> None:
     """Those that say goodbye at once; those that were cut off after the time to come back."""
     answering.return_s = 1000.0
     names = {"first", "second", "cut off"}
@@ -170,12 +170,12 @@ def test_a_worker_ends_when_all_that_ask_it_are_done(answering: Answering) -> No
 
 def test_who_fell_silent_is_waited_for_as_long_as_patience_lasts() -> None:
     """It may be stopped, or its link cut; one whose connection was closed lives, and is back."""
-    answering = Answering(
+    answering = PartitionServer(
         ACCESS, VIEW, "sampling worker 0", patience_s=1000.0, return_s=0.0, silence_s=0.2
     )
     with Relay(answering.address, bytes_per_s=100_000) as relay:
         host, port = relay.address
-        asking = Asking({1: WorkerAddress(host, port, "it")}, ACCESS, "far", 60.0, 1)
+        asking = PeerClient({1: WorkerAddress(host, port, "it")}, ACCESS, "far", 60.0, 1)
         asking.draw(1, DrawRequest(Draw(EDGE, 1, 5), OWN)).wait()
         many, before = np.random.default_rng(0).choice(OWN, 400_000), relay.passed
         thread = threading.Thread(target=asking.draw, args=(1, DrawRequest(Draw(EDGE, 1, 5), many)))
@@ -190,7 +190,7 @@ def test_who_fell_silent_is_waited_for_as_long_as_patience_lasts() -> None:
     answering.close()
 
 
-def test_a_lost_answer_is_asked_for_again(answering: Answering) -> None:
+def test_a_lost_answer_is_asked_for_again(answering: PartitionServer) -> None:
     """A connection that breaks costs nothing but time: answers depend on their request alone."""
     asking = _asking(answering)
     asking.connect()
@@ -204,14 +204,14 @@ def test_a_lost_answer_is_asked_for_again(answering: Answering) -> None:
     asking.close()
 
 
-def test_a_link_that_is_cut(answering: Answering) -> None:
+def test_a_link_that_is_cut(answering: PartitionServer) -> None:
     """An outage that ends one asker costs another, with more patience, its length alone."""
     request = DrawRequest(Draw(EDGE, 2, 5), OWN)
     with Relay(answering.address) as relay:
         host, port = relay.address
         whom = {1: WorkerAddress(host, port, "rank 1 worker 0")}
-        hasty = Asking(whom, ACCESS, "hasty", 60.0, 1, patience_s=2.5)
-        patient = Asking(whom, ACCESS, "patient", 60.0, 1, patience_s=60.0)
+        hasty = PeerClient(whom, ACCESS, "hasty", 60.0, 1, patience_s=2.5)
+        patient = PeerClient(whom, ACCESS, "patient", 60.0, 1, patience_s=60.0)
         for one in (hasty, patient):
             one.draw(1, request).wait()
         relay.cut.set()
@@ -231,7 +231,7 @@ def test_who_asks_a_worker_that_is_lost_for_good_hears_why() -> None:
     listening = sockets.listen("127.0.0.1", 0)  # as the trainer keeps it for a successor
     host, port = listening.getsockname()[:2]
     whom = {1: WorkerAddress(host, port, "rank 1 worker 0")}
-    asking = Asking(whom, ACCESS, "rank 0 worker 0", 60.0, 1)
+    asking = PeerClient(whom, ACCESS, "rank 0 worker 0", 60.0, 1)
     asked, heard = threading.Event(), []
 
     def ask() -> None:
@@ -245,7 +245,7 @@ def test_who_asks_a_worker_that_is_lost_for_good_hears_why() -> None:
     thread.start()
     assert asked.wait(60.0)
     why = WorkerDiedError(0, 77, -9, "max_restarts=3 are used up in this epoch")
-    refusing = Refusing(ACCESS, "rank 1 worker 0", listening.detach(), why)
+    refusing = LostWorkerAnswers(ACCESS, "rank 1 worker 0", listening.detach(), why)
     thread.join()
     out = np.empty((OWN.size, 4), np.float32)
     with pytest.raises(PeerError, match="max_restarts=3 are used up"):
@@ -262,7 +262,7 @@ def _cut_off(asking: Any) -> None:
         caller._connection.stream.shutdown()
 
 
-def test_a_thread_has_one_reader_for_all_questions(answering: Answering, monkeypatch) -> None:
+def test_a_thread_has_one_reader_for_all_questions(answering: PartitionServer, monkeypatch) -> None:
     """Each has scratch memory of its own: of 20,000 rows the fresh pages cost as much as they."""
     made = []
 
@@ -288,7 +288,9 @@ def test_a_worker_that_may_be_replaced_is_waited_for() -> None:
         assert patience_s.fget(setup) == expected
 
 
-def test_a_worker_that_is_gone_and_one_that_is_busy(answering: Answering, monkeypatch) -> None:
+def test_a_worker_that_is_gone_and_one_that_is_busy(
+    answering: PartitionServer, monkeypatch
+) -> None:
     asking, request = _asking(answering), DrawRequest(Draw(EDGE, 2, 5), OWN)
     asking.draw(1, request).wait()
     busy = threading.Event()

@@ -25,7 +25,7 @@ from gigl_loader import (
     partition_graph,
 )
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
-from gigl_loader.inference.layers import ChunkReader, Reads
+from gigl_loader.inference.layers import ChunkReader, LayerInputs
 from gigl_loader.inference.sources import PartitionGraph
 from gigl_loader.ranks import RankExchange
 
@@ -113,7 +113,7 @@ def in_one_process(model: GraphSAGE, args: argparse.Namespace) -> str:
     dataset = DistDataset.from_pyg(make_graph(args))
     graph = PartitionGraph(dataset, exchange)
     reader = ChunkReader(graph, name, exchange, args.pyg_batch)
-    reads = Reads(graph.features())
+    reads = LayerInputs(graph.features())
     x = dataset.view().node_features[name].values
     clock = Clock()
     for layer in range(model.num_layers):

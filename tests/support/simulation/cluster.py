@@ -57,7 +57,7 @@ from gigl_loader.server import (
     shared,
     storage_process,
 )
-from gigl_loader.server.leader import Leader
+from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.source import sampled_input, start_turns
@@ -357,7 +357,7 @@ class SimulatedJob:
         chief = None
         if number > 0:
             # server 0 leads the others; it has none above it
-            chief = Leader(*master, self._security, process.name, 10.0)
+            chief = LeaderLink(*master, self._security, process.name, 10.0)
         one = Endpoint(
             # the port that all know is server 0's; the others tell theirs
             server, process.host, _PORT if number == 0 else 0, self._security, None, chief,

@@ -13,7 +13,7 @@ from gigl_loader.testing.memory_network import (
     MemoryNetwork,
     MemoryReply,
 )
-from gigl_loader.transport import End, Method, Security
+from gigl_loader.transport import EndReason, Method, Security
 from gigl_loader.wire.requests import FetchAnswer
 from support.simulation.world import SimulatedEvent, World
 
@@ -94,7 +94,7 @@ class SimulatedListener(MemoryListener):
         for caller in list(self.callers):
             self.callers.remove(caller)
             caller.peer = None
-            caller.lose(PeerLostError(f"{caller.what} is gone", End.GONE))
+            caller.lose(PeerLostError(f"{caller.what} is gone", EndReason.GONE))
 
 
 class SimulatedReply(MemoryReply[Any]):
@@ -161,7 +161,7 @@ class SimulatedCaller(MemoryCaller):
         self.network.asked[method.partition(" ")[0]] += 1
         return super().ask(method, *args, **how)
 
-    def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
+    def close(self, end: EndReason = EndReason.SHUTDOWN, words: str = "") -> None:
         """Say goodbye."""
         self.process.at_end.pop(self._killed, None)
         super().close(end, words)
@@ -174,7 +174,7 @@ class SimulatedCaller(MemoryCaller):
         self._unanswered.clear()
         listener = self.network.listeners.get(self._address)
         if listener is not None:
-            listener.forget(self, End.GONE)
+            listener.forget(self, EndReason.GONE)
 
     def _count(self, size: int, messages: int = 1) -> None:
         self.process.messages += messages

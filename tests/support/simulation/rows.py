@@ -28,7 +28,7 @@ from gigl_loader.message import BATCH, NODE, ROWS
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead
 from gigl_loader.sampler.plan import RowsRequest
-from gigl_loader.transport import End
+from gigl_loader.transport import EndReason
 from gigl_loader.wire.requests import RowBook
 from support.simulation.world import SimFuture
 
@@ -146,7 +146,7 @@ class SimulatedRows(RowQuestions):
         process, _ = job.servers[number]
         if not process.alive:
             raise self._cluster.connection(number).note_failure(
-                PeerLostError(f"{process.name} is gone", End.GONE)
+                PeerLostError(f"{process.name} is gone", EndReason.GONE)
             )
         now, size = job.world.clock.now, count * job.size.rows.row_bytes
         hosts = (process.host, job.world.process.host)
