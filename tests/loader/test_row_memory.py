@@ -35,7 +35,7 @@ class _Cuda:
         for name in names:
             patch.setattr(torch.cuda, name, getattr(self, name))
 
-    def Stream(self, device: torch.device) -> str:
+    def Stream(self, device: torch.device, priority: int) -> str:
         return f"own of {device}"
 
     @contextlib.contextmanager

@@ -70,7 +70,7 @@ def test_load_compiles_every_kernel() -> None:
     by_weight = ("count_weighted", "draw_weighted", "draw_labor")
     assert all(getattr(weighted_kernels, name).signatures for name in by_weight)
     tree_kernels.load()
-    of_trees = ("enter", "reach", "count_timed", "seeds_of")
+    of_trees = ("enter", "label_ids", "count_timed", "seeds_of")
     assert all(getattr(tree_kernels, name).signatures for name in of_trees)
 
 

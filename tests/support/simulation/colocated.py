@@ -9,7 +9,6 @@ the start of workers; the network. Ranks of a machine do not read each other's m
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from gigl_loader.options import SourceOptions
@@ -91,6 +90,14 @@ class Meeting:
     """By rank: bytes of what it keeps of the others."""
 
 
+class _NoRows(RowTables):
+    """No machine lacks a row of another one."""
+
+    @classmethod
+    def of_view(cls, *_: Any) -> RowTables:
+        return cls()
+
+
 def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) -> Meeting:
     """Let ranks with a partition each agree on how their workers talk."""
     world = World(seed=0)
@@ -117,8 +124,7 @@ def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) 
             held for held in vars(one).values() if held is not meeting and held is not own
         ]
 
-    no_rows = SimpleNamespace(of_view=lambda *_: RowTables())
-    names: dict[str, Any] = {"reads_same_memory": lambda: False, "RowTables": no_rows}
+    names: dict[str, Any] = {"reads_same_memory": lambda: False, "RowTables": _NoRows}
     with world.installed((agreement, rendezvous), **names):
         for rank, process in enumerate(processes):
             # drawn delays: ranks that all come at the same moment would hide who waits for whom
