@@ -16,6 +16,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,16 +28,18 @@ from torch.overrides import TorchFunctionMode
 from gigl_loader.collate.pyg import Batch
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.inference.local_graph import EdgePlan, Level, LocalGraph, local_graph
 from gigl_loader.inference.modules import (
     SEVERAL_HOPS,
     WholeGraphNorms,
     check_model,
+    check_sequential,
     is_normalized,
     units,
 )
-from gigl_loader.ranks import RankExchange
+from gigl_loader.inference.sequential import SequentialAggregation
+from gigl_loader.ranks import RankExchange, check_same_options
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ def full_graph(
     nodes: Tensor | Mapping[NodeType, Tensor] | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
+    sequential: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> Iterator[Batch]:
     """Let ``model`` compute over the whole graph inside a ``with`` block, unchanged.
@@ -76,14 +80,18 @@ def full_graph(
             this rank, ascending. None: all nodes.
         device: Device of rows and edges; None: that of the model's parameters.
         seed: Decides dropout; the forwards of one context differ.
+        sequential: Aggregate over the neighbours of one rank at a time, and fetch their rows again
+            in the backward pass (SAR): a rank then holds the rows of itself and of one other, not
+            those of all its neighbours, and takes longer. For layers that take a sum or a mean, and
+            ``GATConv``; computes all rows, also with ``nodes``. The same on all ranks.
         group: Process group of the ranks; None: the default one, or a single process.
 
     Yields: Rows of own nodes in the order of ``n_id`` (``x``, ``y``, ``train_mask``...), and the
     edges into them. ``edge_index`` must reach the layers unchanged, since it identifies the edges.
 
     Raises:
-        ConfigError: A module is not supported (the message names it), or the ranks lack a
-            partition.
+        ConfigError: A module is not supported (the message names it), the ranks lack a partition,
+            or differ in ``sequential``.
         PeerError: A rank ended; from the model's forward or backward too.
     """
     unknown = check_model(model)
@@ -92,7 +100,14 @@ def full_graph(
             "no test has compared %s with one process: it computes the same only if all that it "
             "knows of other nodes is the rows of x that propagate() gathers", unknown,
         )  # fmt: skip
+    if not isinstance(sequential, bool):
+        raise WrongTypeError(f"sequential must be True or False, got {sequential!r}")
+    if sequential:
+        check_sequential(model)
     dataset = DistDataset.wrap(dataset)
+    exchange = RankExchange(group, "rows of the full graph were exchanged")
+    everyone = exchange.gather({"sequential": str(sequential)}, dict[str, str])
+    check_same_options(everyone, "full_graph")
     # without parameters, torch's default device
     position = torch.device(device or next((p.device for p in model.parameters()), "cpu"))
     session = _Session(
@@ -101,7 +116,9 @@ def full_graph(
         nodes,
         position,
         seed,
-        RankExchange(group, "rows of the full graph were exchanged"),
+        exchange,
+        # one rank has no rows of others
+        SequentialAggregation() if sequential and exchange.size > 1 else None,
     )
     with ExitStack() as stack:
         session.attach(stack)
@@ -122,14 +139,13 @@ class _RunningModule:
 class _Session:
     def __init__(
         self, model: torch.nn.Module, dataset: DistDataset, nodes: Any, device: torch.device,
-        seed: int, exchange: RankExchange,
+        seed: int, exchange: RankExchange, sequential: SequentialAggregation | None,
     ) -> None:  # fmt: skip
-        self._model = model
+        self._model, self._sequential = model, sequential
         self._units = units(model)
         # A layer of several hops reads further than the one hop that narrow_plans() counts for it.
-        self._narrow = nodes is not None and not any(
-            type(module).__name__ in SEVERAL_HOPS for module in self._units
-        )
+        several_hops = any(type(module).__name__ in SEVERAL_HOPS for module in self._units)
+        self._narrow = nodes is not None and not several_hops and sequential is None
         # modules of a HeteroConv are one layer together
         num_layers = len(set(self._units.values())) if self._narrow else 0
         self.graph: LocalGraph = local_graph(dataset, exchange, device, nodes, num_layers)
@@ -158,9 +174,14 @@ class _Session:
                 module.register_forward_pre_hook(self._before_call, with_kwargs=True),
                 # always: a frame left after an error would be the next layer's
                 module.register_forward_hook(self._after_call, with_kwargs=True, always_call=True),
-                module.register_propagate_forward_pre_hook(self._propagate),
                 module.register_edge_update_forward_pre_hook(self._edge_update),
             ]
+            if self._sequential is None:
+                handles.append(module.register_propagate_forward_pre_hook(self._propagate))
+            else:
+                # no hook: one can change the arguments of a call, and not make several of it
+                _replace(module, "propagate", self._propagate_by_rank, stack)
+                _replace(module, "edge_updater", self._update_edges_of_halo, stack)
         for handle in handles:
             stack.callback(handle.remove)
         stack.enter_context(self._statistics)
@@ -182,12 +203,16 @@ class _Session:
         # from here on _after_call() removes it again, also after an error below
         self._frames.append(_RunningModule(plan, level, given.get("edge_weight")))
         self._check_loops(module, plan)
-        given["edge_index"] = level.edge_index
+        edges, given["edge_index"] = level.edges, level.edge_index
+        if self._sequential is not None and is_normalized(module):
+            # it looks up degrees by row, of which it gets its own; _propagate() replaces the result
+            edges = self._sequential.own_edges(level)
+            given["edge_index"] = level.edge_index[:, edges]
         for name, value in given.items():
             if name in _NODE_LEVEL:
                 given[name] = self._extend(module, level, value)
             elif name.startswith("edge_") and name != "edge_index" and isinstance(value, Tensor):
-                given[name] = value if level.edges is None else value[level.edges]
+                given[name] = value if edges is None else value[edges]
             elif name == "size":
                 # it had the shape of own rows; PyG takes it from x, to which the halo was added
                 given[name] = None
@@ -212,7 +237,8 @@ class _Session:
         edge_index, size, values = inputs
         frame = self._frames[-1]
         frame.calls += 1
-        if frame.calls > 1:  # own rows have changed: fetch those of the halo again
+        # own rows have changed: fetch those of the halo again
+        if frame.calls > 1 and self._sequential is None:
             values = {**values, "x": self._extend_again(module, frame, values.get("x"))}
         if is_normalized(module):
             # all own rows' edges, not `edge_index`: the module may have added self-loops already
@@ -222,6 +248,24 @@ class _Session:
             values = {**values, "edge_weight": weights}
         self._statistics.edges(frame.plan, frame.level, edge_index)
         return edge_index, size, values
+
+    def _propagate_by_rank(
+        self, module: Any, original: Any, edge_index: Any, size: Any = None, **values: Any
+    ) -> Tensor:
+        assert self._sequential is not None
+        level = self._frames[-1].level
+        edge_index, _, values = self._propagate(module, (edge_index, size, values))
+        return self._sequential.propagate(module, original, level, edge_index, values)
+
+    def _update_edges_of_halo(
+        self, module: Any, original: Any, edge_index: Any, size: Any = None, **values: Any
+    ) -> Any:
+        # GATConv's scores, a number per head: a softmax needs those of all in-neighbours at once
+        level = self._frames[-1].level
+        for name, value in values.items():
+            if isinstance(value, tuple):
+                values[name] = level.extend(value[0]), value[1]
+        return original(edge_index, size=size, **values)
 
     def _edge_update(self, module: Any, inputs: Any) -> None:
         frame = self._frames[-1]
@@ -271,7 +315,7 @@ class _Session:
                     f"{type(module).__name__} needs (x_src, x_dst) for {level.edge_type}"
                 )
             self._check_rows(module, x, src)
-            return level.extend(x)
+            return level.extend(x) if self._sequential is None else x
         if x is None:
             return None
         x_src, x_dst = x
@@ -279,7 +323,7 @@ class _Session:
         if x_dst is not None:
             self._check_rows(module, x_dst, dst)
             x_dst = level.cut(x_dst)
-        return level.extend(x_src), x_dst
+        return level.extend(x_src) if self._sequential is None else x_src, x_dst
 
     def _check_rows(self, module: Any, x: Tensor, node_type: str) -> None:
         # sending reads rows by position: another number of rows would give other nodes' rows
@@ -296,6 +340,17 @@ class _Session:
                 "does not fit a distributed graph"
             )
         return frame.level.extend(x[: frame.level.num_sources])
+
+
+def _replace(module: Any, name: str, method: Any, stack: ExitStack) -> None:
+    """Let ``method(module, original, ...)`` be called for a method, until ``stack`` ends."""
+    original = getattr(module, name)
+    # PyG sets methods on the instance, too, as for its explainers
+    if name in vars(module):
+        stack.callback(setattr, module, name, original)
+    else:
+        stack.callback(delattr, module, name)
+    setattr(module, name, partial(method, module, original))
 
 
 # --- training operations, made equal on all ranks -------------------------------------------------

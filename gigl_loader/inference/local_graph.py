@@ -134,6 +134,35 @@ class Level:
         # one rank owns every node: there is no halo, and no copy is needed
         return torch.cat([source_rows, self.fetch(rows)]) if self.exchange.size > 1 else source_rows
 
+    def fetch_from(self, rows: Tensor, step: int) -> Tensor:
+        """Return the halo's rows of the rank ``step`` places after this one. Collective.
+
+        Args:
+            rows: ``[num_sources, ...]``, all own source rows; in step 0 they are returned.
+            step: The same on all ranks, from 0 to their number - 1.
+        """
+        if step == 0:
+            return rows
+        size, source = self.exchange.size, self._source(step)
+        # the rank as many places before reads this one's rows at the same time
+        reader = (self.exchange.rank - step) % size
+        send, receive = [0] * size, [0] * size
+        send[reader], receive[source] = self.send[reader], self.receive[source]
+        first = sum(self.send[:reader])
+        sent = rows[self.send_rows[first : first + send[reader]]]
+        return self.exchange.swap(sent, send, receive)
+
+    def num_from(self, step: int) -> int:
+        """Return the number of rows of `fetch_from`."""
+        return self.receive[self._source(step)] if step else self.num_sources
+
+    def first_row_from(self, step: int) -> int:
+        """Return the number, in ``edge_index``, of the first of these rows."""
+        return self.num_sources + sum(self.receive[: self._source(step)]) if step else 0
+
+    def _source(self, step: int) -> int:
+        return (self.exchange.rank + step) % self.exchange.size
+
     def cut(self, rows: Tensor) -> Tensor:
         """Return the computed destinations, from all own destination rows."""
         return rows if self.targets is None else rows[self.targets]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.aggr import Aggregation, MeanAggregation, SumAggregation
 from torch_geometric.utils import add_remaining_self_loops, scatter
 
 from gigl_loader.dataset.schema import EdgeType
@@ -33,6 +33,12 @@ CHECKED = {
     "SimpleConv", "TransformerConv",
 }  # fmt: skip
 """Modules of PyG that tests compare with one process."""
+
+SEQUENTIAL = {
+    *NORMALIZED, "CGConv", "FiLMConv", "GATConv", "GatedGraphConv", "GINConv", "GINEConv",
+    "GraphConv", "ResGatedGraphConv", "SAGEConv", "SimpleConv",
+}  # fmt: skip
+"""Modules of PyG whose messages of one rank's rows need no message of another's."""
 
 _REFUSED = {
     "ChebConv": "it makes its Laplacian of the edges that this rank has",
@@ -119,6 +125,28 @@ def _why_not_layer(module: MessagePassing, inside: set[torch.nn.Module]) -> str 
     if not {"x", "edge_index"} <= taken.keys():
         return f"its forward takes {list(taken)}, not x and edge_index"
     return None
+
+
+def check_sequential(model: torch.nn.Module) -> None:
+    """Refuse modules that cannot aggregate the rows of one rank at a time.
+
+    Raises:
+        ConfigError: Names the module and the reason.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(module, MessagePassing):
+            continue
+        kind, aggregation = type(module).__name__, type(module.aggr_module)
+        why = None
+        if not (_of_pyg(module) and kind in SEQUENTIAL):
+            why = f"only {', '.join(sorted(SEQUENTIAL))} of PyG do"
+        elif aggregation not in (SumAggregation, MeanAggregation):
+            why = f"its {aggregation.__name__} is no sum or mean"
+        if why:
+            raise ConfigError(
+                f"{kind} at {name or 'the top'!r} cannot aggregate the rows of one rank at a time: "
+                f"{why}. Use a sum or a mean (GATConv for attention), or leave sequential out"
+            )
 
 
 def _of_pyg(module: torch.nn.Module) -> bool:

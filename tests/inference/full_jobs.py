@@ -3,6 +3,7 @@
 import copy
 import os
 import signal
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, PeerError
 from gigl_loader.inference.full import full_graph
+from gigl_loader.inference.local_graph import Level
 
 WIDTH, EDGE_WIDTH, OUT = 6, 3, 4
 TYPES = (("user", "buys", "item"), ("item", "rev_buys", "user"), ("user", "knows", "user"))
@@ -65,7 +67,7 @@ def partition(data: Any, rank: int, world: int, edge_dir: Any = "in") -> DistDat
     )
 
 
-class _Stack(torch.nn.Module):
+class Stack(torch.nn.Module):
     """Layers one after another. PyG's `Sequential` takes a tenth of a second to make."""
 
     def __init__(self, *layers: torch.nn.Module) -> None:
@@ -106,44 +108,44 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "Graph": lambda: pyg.Sequential(
         "x, e", [(pyg.GraphConv(WIDTH, 8), "x, e -> x"), (pyg.GraphConv(8, OUT), "x, e -> x")]
     ),
-    "Transformer": lambda: _Stack(pyg.TransformerConv(WIDTH, 4, 2), pyg.TransformerConv(8, OUT)),
-    "ResGatedGraph": lambda: _Stack(pyg.ResGatedGraphConv(WIDTH, OUT)),
-    "APPNP": lambda: _Stack(pyg.APPNP(4, 0.1), pyg.GCNConv(WIDTH, OUT)),
-    "SG": lambda: _Stack(pyg.SGConv(WIDTH, OUT, K=3)),
-    "TAG": lambda: _Stack(pyg.TAGConv(WIDTH, 8, K=2), pyg.TAGConv(8, OUT, normalize=False)),
-    "LG": lambda: _Stack(pyg.LGConv(), pyg.LGConv(normalize=False), pyg.SAGEConv(WIDTH, OUT)),
-    "GatedGraph": lambda: _Stack(pyg.GatedGraphConv(WIDTH, 3)),
-    "GEN": lambda: _Stack(pyg.GENConv(WIDTH, OUT)),
-    "FiLM": lambda: _Stack(pyg.FiLMConv(WIDTH, OUT)),
-    "AntiSymmetric": lambda: _Stack(pyg.AntiSymmetricConv(WIDTH), pyg.SAGEConv(WIDTH, OUT)),
-    "Simple": lambda: _Stack(pyg.SimpleConv(), pyg.SAGEConv(WIDTH, OUT)),
+    "Transformer": lambda: Stack(pyg.TransformerConv(WIDTH, 4, 2), pyg.TransformerConv(8, OUT)),
+    "ResGatedGraph": lambda: Stack(pyg.ResGatedGraphConv(WIDTH, OUT)),
+    "APPNP": lambda: Stack(pyg.APPNP(4, 0.1), pyg.GCNConv(WIDTH, OUT)),
+    "SG": lambda: Stack(pyg.SGConv(WIDTH, OUT, K=3)),
+    "TAG": lambda: Stack(pyg.TAGConv(WIDTH, 8, K=2), pyg.TAGConv(8, OUT, normalize=False)),
+    "LG": lambda: Stack(pyg.LGConv(), pyg.LGConv(normalize=False), pyg.SAGEConv(WIDTH, OUT)),
+    "GatedGraph": lambda: Stack(pyg.GatedGraphConv(WIDTH, 3)),
+    "GEN": lambda: Stack(pyg.GENConv(WIDTH, OUT)),
+    "FiLM": lambda: Stack(pyg.FiLMConv(WIDTH, OUT)),
+    "AntiSymmetric": lambda: Stack(pyg.AntiSymmetricConv(WIDTH), pyg.SAGEConv(WIDTH, OUT)),
+    "Simple": lambda: Stack(pyg.SimpleConv(), pyg.SAGEConv(WIDTH, OUT)),
 }
 
 WITH_EDGES: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
-    "GAT": (lambda: _Stack(pyg.GATConv(WIDTH, OUT, edge_dim=EDGE_WIDTH)), "attr"),
+    "GAT": (lambda: Stack(pyg.GATConv(WIDTH, OUT, edge_dim=EDGE_WIDTH)), "attr"),
     "GINE": (
-        lambda: _Stack(
+        lambda: Stack(
             pyg.GINEConv(mlp(WIDTH, OUT), edge_dim=EDGE_WIDTH),
             pyg.GINEConv(mlp(OUT, OUT), edge_dim=EDGE_WIDTH),
         ),
         "attr",
     ),
     "NN": (
-        lambda: _Stack(
+        lambda: Stack(
             pyg.NNConv(WIDTH, OUT, torch.nn.Linear(EDGE_WIDTH, WIDTH * OUT))
         ),
         "attr",
     ),
-    "CG": (lambda: _Stack(pyg.CGConv(WIDTH, EDGE_WIDTH)), "attr"),
+    "CG": (lambda: Stack(pyg.CGConv(WIDTH, EDGE_WIDTH)), "attr"),
     "Transformer": (
-        lambda: _Stack(pyg.TransformerConv(WIDTH, OUT, edge_dim=EDGE_WIDTH)),
+        lambda: Stack(pyg.TransformerConv(WIDTH, OUT, edge_dim=EDGE_WIDTH)),
         "attr",
     ),
     "GCN": (
-        lambda: _Stack(pyg.GCNConv(WIDTH, 8), pyg.GCNConv(8, OUT)), "weight"
+        lambda: Stack(pyg.GCNConv(WIDTH, 8), pyg.GCNConv(8, OUT)), "weight"
     ),
-    "Graph": (lambda: _Stack(pyg.GraphConv(WIDTH, OUT)), "weight"),
-    "TAG": (lambda: _Stack(pyg.TAGConv(WIDTH, OUT)), "weight"),
+    "Graph": (lambda: Stack(pyg.GraphConv(WIDTH, OUT)), "weight"),
+    "TAG": (lambda: Stack(pyg.TAGConv(WIDTH, OUT)), "weight"),
 }  # fmt: skip
 
 
@@ -277,6 +279,116 @@ def same_by_type(rank: int, world: int) -> None:
         _compare(name, make, data, dataset, lambda d: (d.x_dict, d.edge_index_dict))
 
 
+SUMS = (
+    "SAGE", "SAGE, jumping knowledge, batch norm", "GCN", "GCN, improved", "GCN, no loops", "GAT",
+    "GIN", "Graph", "ResGatedGraph", "APPNP", "SG", "TAG", "LG", "GatedGraph", "FiLM", "Simple",
+)  # fmt: skip
+"""Models that aggregate the rows of one rank at a time."""
+
+
+def _trained(model: Any, data: Any, dataset: DistDataset, inputs: Any, **options: Any) -> Any:
+    """Return the output, this rank's gradients of inputs, and those of parameters of all ranks."""
+    with full_graph(model, dataset, **options) as mine:
+        given = [value for value in inputs(mine) if not isinstance(value, dict)]
+        leaves = [value.requires_grad_() for value in given if value.is_floating_point()]
+        for _ in range(2):  # what the first forward kept must fit the second
+            out = model(*inputs(mine))
+    assert not any({"propagate", "edge_updater"} & vars(m).keys() for m in model.modules())
+    _loss(out).backward()  # also after the block
+    return mine, out, [leaf.grad for leaf in leaves], _gradients(model, over_ranks=True)
+
+
+def _compare_sequential(name: str, make: Any, data: Any, dataset: Any, inputs: Any) -> None:
+    """Compare with the rows of all ranks at once, and with PyG in this process, to 1e-6."""
+    torch.manual_seed(1)
+    model = make().to(next(iter(data.node_stores)).x.dtype)
+    results = []
+    for options in ({}, {"sequential": True}):
+        copied = copy.deepcopy(model).train()
+        results.append(_trained(copied, data, dataset, inputs, seed=3, **options))
+    (_, out, leaves, gradients), (_, by_rank, leaves_by_rank, gradients_by_rank) = results
+    _check_closely(name, by_rank, out, None)
+    close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
+    for grad, expected in zip(
+        [*leaves_by_rank, *gradients_by_rank], [*leaves, *gradients], strict=True
+    ):
+        close(grad, expected, msg=lambda text: f"gradients of {name}: {text}")
+    alone = model.eval()
+    wanted = alone(*inputs(data))
+    with full_graph(alone, dataset, sequential=True) as mine, torch.no_grad():
+        out = alone(*inputs(mine))
+    _check_closely(f"{name}, beside one process", out, wanted, mine)
+
+
+def _check_closely(name: str, found: Any, wanted: Any, mine: Any) -> None:
+    """Compare to 1e-6; ``wanted`` has all rows of the graph if ``mine`` tells which to compare."""
+    for node_type, rows in _by_type(found).items():
+        expected = _by_type(wanted)[node_type]
+        if mine is not None:
+            expected = expected[(mine[node_type] if node_type else mine).n_id]
+        text = f"{name} {node_type}"
+        torch.testing.assert_close(
+            rows, expected, rtol=1e-6, atol=1e-6, msg=f"{text}: {rows} for {expected}"
+        )
+
+
+def _by_type(out: Any) -> Any:
+    return {"": out} if isinstance(out, Tensor) else out
+
+
+def same_by_rank(rank: int, world: int) -> None:
+    data = graph().apply(lambda t: t.double() if t.is_floating_point() else t)
+    dataset = partition(data, rank, world)
+    models = {name: MODELS[name] for name in SUMS}
+    models["GAT, dropout"] = _model("GAT", heads=2, dropout=0.4)
+    for name, make in models.items():
+        _compare_sequential(name, make, data, dataset, lambda d: (d.x, d.edge_index))
+    for name, (make, kind) in WITH_EDGES.items():
+        if name not in ("NN", "Transformer"):
+            inputs = partial(_with_edges, f"edge_{kind}")
+            _compare_sequential(f"{name} with edges", make, data, dataset, inputs)
+    typed = typed_graph()
+    for store in typed.node_stores:
+        store.x = store.x.double()
+    dataset = partition(typed, rank, world)
+    _compare_sequential("types", ByType, typed, dataset, lambda d: (d.x_dict, d.edge_index_dict))
+
+
+def rows_of_one_rank_are_held_at_a_time(rank: int, world: int) -> None:
+    """Forward and backward: when rows come, those that came before are gone."""
+    data = graph()
+    model = MODELS["GAT"]()
+    came: list[Any] = []
+    fetch = Level.fetch_from
+
+    def watched(level: Level, rows: Tensor, step: int) -> Tensor:
+        assert all(reference() is None for reference in came)
+        fetched = fetch(level, rows, step)
+        if step:
+            came.append(weakref.ref(fetched.untyped_storage()))
+            assert len(fetched) == level.num_from(step)
+        return fetched
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        full_graph(model, partition(data, rank, world), sequential=True) as mine,
+    ):
+        patch.setattr(Level, "fetch_from", watched)
+        out = model(mine.x, mine.edge_index)
+        assert len(came) == 2 * (world - 1)
+        _loss(out).backward()
+        assert len(came) == 4 * (world - 1)
+    dist.barrier()
+
+
+def ranks_differ_in_sequential(rank: int, world: int) -> None:
+    with (
+        pytest.raises(ConfigError, match="same sequential on all ranks, got False on ranks"),
+        full_graph(MODELS["SAGE"](), partition(graph(), rank, world), sequential=rank == 1),
+    ):
+        pass
+
+
 def against_the_edges(rank: int, world: int) -> None:
     """With ``edge_dir="out"`` messages come from the nodes that an edge points to."""
     data = graph()
@@ -341,6 +453,19 @@ def a_missing_partition_is_named(rank: int, world: int) -> None:
 def _run_for_ever(model: torch.nn.Module, mine: Any) -> None:
     while True:
         model(mine.x, mine.edge_index)
+
+
+def a_rank_dies_before_backward(rank: int, world: int) -> None:
+    dataset = partition(graph(), rank, world)
+    model = MODELS["SAGE"]()
+    with full_graph(model, dataset, sequential=True) as mine:
+        loss = _loss(model(mine.x, mine.edge_index))
+        meet_in_store("before rank 1 dies")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerError, match="a rank has ended"):
+            loss.backward()
+    end_at_once()
 
 
 def a_rank_dies(rank: int, world: int) -> None:

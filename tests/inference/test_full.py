@@ -26,6 +26,12 @@ def test_outputs_and_gradients_are_those_of_one_process(
     run_ranks(getattr(full_jobs, job), world_size=world, tmp_path=tmp_path)
 
 
+@ranks
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.wide), 3])
+def test_one_rank_at_a_time_gives_the_same(world: int, tmp_path: Path) -> None:
+    run_ranks(full_jobs.same_by_rank, world_size=world, tmp_path=tmp_path)
+
+
 @pytest.mark.parametrize("job", ["same_as_one_process", "same_by_type", "against_the_edges"])
 def test_one_process_needs_no_group(job: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -41,6 +47,8 @@ def test_one_process_needs_no_group(job: str) -> None:
         ("bits_do_not_depend_on_ranks", 3),
         ("shared_partitions", 3),
         ("a_missing_partition_is_named", 2),
+        ("rows_of_one_rank_are_held_at_a_time", 3),
+        ("ranks_differ_in_sequential", 2),
     ],
 )
 def test_ranks(job: str, world: int, tmp_path: Path) -> None:
@@ -48,8 +56,9 @@ def test_ranks(job: str, world: int, tmp_path: Path) -> None:
 
 
 @ranks
-def test_a_killed_rank_is_an_error_on_the_others(tmp_path: Path) -> None:
-    run_ranks(full_jobs.a_rank_dies, world_size=2, tmp_path=tmp_path, may_die=[1])
+@pytest.mark.parametrize("job", ["a_rank_dies", "a_rank_dies_before_backward"])
+def test_a_killed_rank_is_an_error_on_the_others(job: str, tmp_path: Path) -> None:
+    run_ranks(getattr(full_jobs, job), world_size=2, tmp_path=tmp_path, may_die=[1])
 
 
 def _use(model: Any, data: Any, how: str) -> None:
@@ -77,6 +86,35 @@ def test_misuse_is_refused(how: str, nodes: Any, text: str) -> None:
     dataset = full_jobs.partition(full_jobs.graph(), 0, 1)
     with pytest.raises(ConfigError, match=text), full_graph(model, dataset, nodes=nodes) as data:
         _use(model, data, how)
+
+
+class _OfUser(pyg.SAGEConv):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (pyg.GATv2Conv(6, 4), "GATv2Conv at 'layers.0' cannot aggregate"),
+        (pyg.SAGEConv(6, 4, aggr="max"), "MaxAggregation is no sum or mean"),
+        (_OfUser(6, 4), "_OfUser at 'layers.0' cannot .* or leave sequential out"),
+    ],
+)
+def test_layers_that_need_all_rows_at_once_are_refused(layer: Any, text: str) -> None:
+    model = full_jobs.Stack(layer)
+    dataset = full_jobs.partition(full_jobs.graph(), 0, 1)
+    with pytest.raises(ConfigError, match=text), full_graph(model, dataset, sequential=True):
+        pass
+
+
+def test_sequential_is_a_bool() -> None:
+    rows: Any = "rows"
+    dataset = full_jobs.partition(full_jobs.graph(), 0, 1)
+    with (
+        pytest.raises(WrongTypeError, match="sequential must be True or False, got 'rows'"),
+        full_graph(torch.nn.Identity(), dataset, sequential=rows),
+    ):
+        pass
 
 
 def test_hooks_end_with_the_block() -> None:
