@@ -96,7 +96,7 @@ FACES = {
         "mapped": "ArraySpec EDGE_ROWS LOOKUPS PARQUET Part damaged is_mapped_format rows_at",
         "mapped_writer": "PartFiles allow_files index_type new_file seal write_array write_npy "
         "write_numbers",
-        "disk": "bytes_to_read count_partitions read_partition",
+        "disk": "bytes_to_read count_partitions load_tensor read_partition",
         "view_writer": "write_views",
         "progress": "ProgressLine",
         "": "disk view_writer",

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from typing_extensions import override
+
 from gigl_loader import DistDataset as OwnDataset
 from gigl_loader.dataset.schema import EdgeDir, FilePath, NodeType
 
@@ -29,6 +31,12 @@ class DistDataset(OwnDataset):
     ) -> None:
         super().__init__(partition_idx, num_partitions, edge_dir or "out")
         self._given_edge_dir = edge_dir
+
+    @classmethod
+    @override
+    def _made(cls, *parts: Any, **how: Any) -> OwnDataset:
+        # what another process gets: its constructor has another order of arguments
+        return OwnDataset._made(*parts, **how)
 
     def load(  # type: ignore[override]
         self,

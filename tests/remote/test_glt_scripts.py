@@ -1,5 +1,8 @@
 """Scripts for graphlearn-torch's server-client mode, with their import changed."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +16,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader.testing import wait_until
 
 pytestmark = pytest.mark.multiprocess
 
@@ -46,7 +50,9 @@ def _trained(data: Data, seeds: torch.Tensor) -> dict[str, Any]:
         for _ in range(EPOCHS):
             batches = list(loader)
             # a client has every second batch of each of two servers
-            clients = [[b for i, b in enumerate(batches) if i // 2 % 2 == rank] for rank in range(2)]
+            clients = [
+                [b for i, b in enumerate(batches) if i // 2 % 2 == rank] for rank in range(2)
+            ]
             for step in zip(*clients, strict=True):
                 optimizer.zero_grad()
                 for batch in step:  # DDP takes the mean of the clients' gradients
@@ -76,21 +82,35 @@ def _run(root: Path) -> str:
         assert text.count(THEIRS) == 1
         (root / f"{name}.py").write_text(text.replace(THEIRS, OURS))
     words = ["--num_servers=2", "--num_clients=2", f"--port={port}", f"--root={root}"]
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(root / f"{name}.py"), f"--rank={rank}", *words, *more],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for name, more in (("server", []), ("client", [f"--epochs={EPOCHS}"]))
-        for rank in range(2)
-    ]  # fmt: skip
+    logs = [root / f"{name}{rank}.log" for name in ("server", "client") for rank in range(2)]
+    started = []
     try:
-        printed = [process.communicate(timeout=400)[0] for process in started]
+        for log in logs:
+            name, rank = log.stem[:-1], log.stem[-1]
+            more = [f"--epochs={EPOCHS}"] if name == "client" else []
+            command = [sys.executable, str(root / f"{name}.py"), f"--rank={rank}", *words, *more]
+            with log.open("w") as output:  # a session of its own: what it starts ends with it
+                started.append(
+                    subprocess.Popen(
+                        command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                    )
+                )
+        wait_until(
+            lambda: (
+                all(process.poll() is not None for process in started)
+                or any(process.poll() for process in started)
+            ),
+            "the scripts end",
+            400.0,
+        )
     finally:
         for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * 4, "\n".join(printed)
-    return "\n".join(printed)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    printed = "\n".join(log.read_text() for log in logs)
+    assert [process.returncode for process in started] == [0] * 4, printed
+    return printed
 
 
 def test_scripts_run_with_the_import_changed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A client as scripts for graphlearn-torch start it; the test changes the import and nothing else."""
+"""A client as scripts for graphlearn-torch start it; the test changes its import alone."""
 
 import argparse
 from pathlib import Path
