@@ -140,7 +140,7 @@ ADVICE: dict[str, dict[str, str]] = {
         "DistMpSamplingProducer": _PRODUCER,
         "DistCollocatedSamplingProducer": "num_workers=0 samples in the training process",
         "MpDistSamplingWorkerOptions": f"{_OF_GLT}{_PLAIN}",
-        "CollocatedDistSamplingWorkerOptions": f"{_OF_GLT}num_workers=0 samples in the training process",
+        "CollocatedDistSamplingWorkerOptions": f"{_OF_GLT}num_workers=0 of a loader",
         "RemoteDistSamplingWorkerOptions": f"{_OF_GLT}{_PLAIN}",
         "SamplingConfig": "BaseDistLoader.create_sampling_config(...)",
         "DistContext": f"{_OF_GLT}{_CONTEXT}",

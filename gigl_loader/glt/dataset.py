@@ -9,7 +9,7 @@ from gigl_loader.dataset.schema import EdgeDir, FilePath, NodeType
 
 
 class DistDataset(OwnDataset):
-    """A partition, empty until `load` or ``build`` fills it.
+    """A partition, empty until ``load`` or ``build`` fills it.
 
     ::
 
@@ -17,7 +17,7 @@ class DistDataset(OwnDataset):
         dataset.load("partitions", partition_idx=0)
 
     Args:
-        num_partitions: Number of partitions; `load` finds it in the directory.
+        num_partitions: Number of partitions; ``load`` finds it in the directory.
         partition_idx: The partition.
         edge_dir: Direction in which nodes are expanded. None: that of the directory, and ``"out"``
             without one.

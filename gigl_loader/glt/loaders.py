@@ -17,6 +17,7 @@ from gigl_loader.glt.processes import joined_dataset
 from gigl_loader.glt.typing import Split
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.sampling_options import NumNeighbors
+from gigl_loader.ranks import COULD_NOT_BUILD, report_failure_to_ranks
 from gigl_loader.source.held_seeds import (
     RemoteNodePathSamplerInput,
     RemoteNodeSplitSamplerInput,
@@ -164,6 +165,13 @@ def _places(
     Raises:
         ConfigError: They do not fit together.
     """
+    with report_failure_to_ranks(COULD_NOT_BUILD):  # or they would wait for this one
+        return _checked_places(loader, data, name, seeds, edge_dir, options)
+
+
+def _checked_places(
+    loader: BaseDistLoader, data: Any, name: str, seeds: Any, edge_dir: EdgeDir, options: Any
+) -> dict[str, Any]:
     is_remote = isinstance(options, RemoteDistSamplingWorkerOptions)
     if is_remote == (data is not None):
         raise ConfigError(

@@ -63,10 +63,10 @@ def init_server(
         dataset: Its partition: ours, or graphlearn-torch's.
         master_addr: Address of server 0; the same on all processes.
         master_port: Port on which server 0 listens.
-        num_clients: Number of clients, for `get_context`; clients tell how many they are.
+        num_clients: Number of clients, for ``get_context``; clients tell how many they are.
         num_rpc_threads: Not looked at: there is no RPC.
         request_timeout: Not looked at: clients have the limits.
-        server_group_name: Name of the servers in `get_context`.
+        server_group_name: Name of the servers in ``get_context``.
         is_dynamic: Not looked at: any number of clients may come.
 
     Raises:
@@ -90,7 +90,7 @@ def get_server() -> StorageService | None:
 
 
 def wait_and_shutdown_server() -> None:
-    """Serve until all clients have called `shutdown_client` or ended; then end the server.
+    """Serve until all clients have called ``shutdown_client`` or ended; then end the server.
 
     Raises:
         UsageError: This process is not a server.
@@ -126,7 +126,7 @@ def init_client(
         master_addr: Address of server 0.
         master_port: Port on which server 0 listens.
         num_rpc_threads: Not looked at.
-        client_group_name: Name of the clients in `get_context`.
+        client_group_name: Name of the clients in ``get_context``.
         is_dynamic: Not looked at.
 
     Raises:

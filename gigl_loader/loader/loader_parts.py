@@ -291,7 +291,7 @@ def remote_arguments(
     prefetch = given.prefetch_size
     if prefetch is None:
         prefetch = max(LEAST_PREFETCH, given.worker_concurrency)
-    remote_source().check_joined(runtime.world_size)
+    remote_source().check_joined(runtime.rank, runtime.world_size)
     worker_options = graph_store_options(
         dataset=dataset,
         worker_key=f"{name} {f'rank {runtime.rank}' if shared_by is None else shared_by}",

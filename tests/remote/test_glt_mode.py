@@ -69,6 +69,9 @@ def _client(port, rank, folder, kind, check):
     assert context.is_client()
     assert context.worker_name == f"my_clients_{rank}"
     assert not dist.is_initialized(), "a script starts its own"
+    if kind == "plain":
+        with pytest.raises(UsageError, match=f"as {rank} of 2, and is 0 of 1 .*init_process_group"):
+            gltd.DistNeighborLoader(None, [3], Split.train, worker_options=_remote([0, 1], "early"))
     dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=2)
     with pytest.raises(UsageError, match="has joined"):
         gltd.init_client(2, 2, rank, HOST, port)
