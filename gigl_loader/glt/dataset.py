@@ -70,4 +70,4 @@ class DistDataset(OwnDataset):
             root_dir, partition_idx, edge_dir=self._given_edge_dir,
             whole_node_label_file=whole_node_label_file,
         )  # fmt: skip
-        vars(self).update(vars(loaded))
+        self.__dict__.update(loaded.__dict__)

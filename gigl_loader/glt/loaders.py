@@ -179,7 +179,7 @@ def _checked_places(
             f"by which servers sample theirs: got {type(data).__name__} and "
             f"{type(options).__name__}"
         )
-    dataset = joined_dataset() if is_remote else gigl_loader.DistDataset.wrap(data)
+    dataset: Any = joined_dataset() if is_remote else gigl_loader.DistDataset.wrap(data)
     own_dir = dataset.fetch_edge_dir() if is_remote else dataset.edge_dir
     if edge_dir != own_dir:
         raise ConfigError(

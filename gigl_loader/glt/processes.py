@@ -195,7 +195,8 @@ def request_server(server_rank: int, func: Callable[..., T], *args: Any, **kwarg
         ServerDiedError: The server is gone.
         PeerError: ``func`` raised there; errors of gigl_loader keep their class.
     """
-    return own.request_server(server_rank, _method(func), *args, **kwargs)
+    result: T = own.request_server(server_rank, _method(func), *args, **kwargs)
+    return result
 
 
 def _method(func: Any) -> Any:

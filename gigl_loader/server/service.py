@@ -228,8 +228,8 @@ class StorageService(PartitionAnswers, DistServer):
                 start, read[reader] = read[reader], read[reader] + part.count
                 ids = np.frombuffer(told[reader], np.int64)[start : read[reader]]
                 parts[number] = torch.from_numpy(ids.copy())
-        ids = torch.cat([parts[number] for number in sorted(parts)])
-        whole = NodeSamplerInput(ids, sampler_input.input_type)
+        nodes = torch.cat([parts[number] for number in sorted(parts)])
+        whole = NodeSamplerInput(nodes, sampler_input.input_type)
         whole.extra = {}
         return whole
 

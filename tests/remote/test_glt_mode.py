@@ -49,7 +49,9 @@ def _serve(port, rank, kind):
         gltd.init_server(0, rank, None, HOST, port)
     dataset = _partitions(kind)[rank]
     gltd.init_server(2, rank, dataset, HOST, port, num_clients=2, server_group_name="my-servers")
-    assert gltd.get_server().dataset.partition_idx == rank
+    server = gltd.get_server()
+    assert server is not None
+    assert server.dataset.partition_idx == rank
     with pytest.raises(UsageError, match="is a server"):
         gltd.init_server(2, rank, dataset, HOST, port)
     context = gltd.get_context()
@@ -96,12 +98,13 @@ def _run(tmp_path, kind, check):
 
 
 def _asks_plain(rank, folder):
-    server, ask = gltd.DistServer, gltd.request_server
+    server: Any = gltd.DistServer
+    ask: Any = gltd.request_server
     graph = GRAPHS["plain"].to_pyg()
     ids = torch.arange(60)
     owners = ask(0, server.get_node_partition_id, None, ids)
     assert torch.equal(ask(1, server.get_node_partition_id, None, ids), owners)
-    edges = []
+    edges: list[Any] = []
     for part in range(2):
         assert ask(part, server.get_dataset_meta) == (2, part, None, None)
         own = ids[owners == part].flip(0)  # in the order of the ids, which do not ascend here
@@ -120,7 +123,7 @@ def _asks_plain(rank, folder):
     later = gltd.async_request_server(1, server.get_tensor_size, None)
     assert later.wait()[1] == 2
     assert ask(server_rank=0, func=torch.cuda.device_count) == torch.cuda.device_count()
-    for wrong, text in [
+    wrongs: list[tuple[Any, str]] = [
         ((0, server.get_edge_index, None, "csr"), "layout must be 'coo', got 'csr'"),
         ((0, server.get_edge_index, BUYS), "edge_type must be one of"),
         ((0, server.get_node_feature, "user", ids), "no node features of 'user'"),
@@ -130,15 +133,17 @@ def _asks_plain(rank, folder):
         ((0, os.getpid), "a client may ask for these methods of DistServer"),
         ((0, [].append), "a client may ask for these methods of DistServer"),
         ((2, server.get_dataset_meta), "server rank"),
-    ]:
+    ]
+    for wrong, text in wrongs:
         with pytest.raises(ConfigError, match=text):
             ask(*wrong)
 
 
 def _asks_typed(rank, folder):
-    server, ask = gltd.DistServer, gltd.request_server
+    server: Any = gltd.DistServer
+    ask: Any = gltd.request_server
     graph, ids = GRAPHS["typed"].to_pyg(), torch.arange(60)
-    edges = []
+    edges: list[Any] = []
     for part in range(2):
         count, index, node_types, edge_types = ask(part, server.get_dataset_meta)
         assert (count, index, sorted(node_types)) == (2, part, ["item", "user"])
