@@ -80,8 +80,9 @@ nitpick_ignore_regex = [
     (
         "py:class",
         r"gigl_loader\..*\.(Attempt|CacheOptions|Cluster|SourceOptions|EpochRequest|"
-        r"FetchRequest|MessageMemory|Padding|PartitionAnswers|PartitionFacts|PartitionView|"
-        r"Placement|ProducerRequest|RangeBook|Received|Rendezvous|Security|StoreLookup|TorchBackend)",
+        r"FetchRequest|HeldPart|HeldSeeds|MessageMemory|Padding|PartitionAnswers|PartitionFacts|PartitionView|"
+        r"Placement|ProducerRequest|RangeBook|Received|RemoteSamplerInput|Rendezvous|Security|"
+        r"StorageService|StoreLookup|TorchBackend)",
     ),
 ]
 

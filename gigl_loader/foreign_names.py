@@ -80,6 +80,7 @@ _PARTITION = (
 _BUILD = "DistDataset.from_pyg(data), DistDataset.load(root, rank), or build(partition_output=...)"
 _STORE = "it is in gigl_loader.graph_store"
 _JOIN = "gigl_loader.graph_store.init_compute_process(...) joins a graph store, and "
+_OF_GLT = "gigl_loader.glt.distributed has it, for graphlearn-torch's scripts; or "
 _SERVE = "gigl_loader.graph_store.run_storage_server(...), or `gigl-loader serve` in a shell"
 _NO_RPC = (
     "there is no RPC to set up: loaders find their peers by torch.distributed, and "
@@ -138,19 +139,19 @@ ADVICE: dict[str, dict[str, str]] = {
         "DistLoader": "BaseDistLoader",
         "DistMpSamplingProducer": _PRODUCER,
         "DistCollocatedSamplingProducer": "num_workers=0 samples in the training process",
-        "MpDistSamplingWorkerOptions": _PLAIN,
-        "CollocatedDistSamplingWorkerOptions": "num_workers=0 samples in the training process",
-        "RemoteDistSamplingWorkerOptions": _PLAIN,
+        "MpDistSamplingWorkerOptions": f"{_OF_GLT}{_PLAIN}",
+        "CollocatedDistSamplingWorkerOptions": f"{_OF_GLT}num_workers=0 of a loader",
+        "RemoteDistSamplingWorkerOptions": f"{_OF_GLT}{_PLAIN}",
         "SamplingConfig": "BaseDistLoader.create_sampling_config(...)",
-        "DistContext": _CONTEXT,
-        "DistRole": _CONTEXT,
-        "get_context": _CONTEXT,
-        "init_worker_group": "leave it out: loaders use torch.distributed",
-        "init_server": _SERVE,
-        "wait_and_shutdown_server": f"a server waits by itself: {_SERVE}",
-        "get_server": _SERVE,
-        "init_client": f"{_JOIN}shutdown_compute_process() leaves it",
-        "shutdown_client": f"{_JOIN}shutdown_compute_process() leaves it",
+        "DistContext": f"{_OF_GLT}{_CONTEXT}",
+        "DistRole": f"{_OF_GLT}{_CONTEXT}",
+        "get_context": f"{_OF_GLT}{_CONTEXT}",
+        "init_worker_group": f"{_OF_GLT}leave it out: loaders use torch.distributed",
+        "init_server": f"{_OF_GLT}{_SERVE}",
+        "wait_and_shutdown_server": f"{_OF_GLT}{_SERVE}, which waits",
+        "get_server": f"{_OF_GLT}{_SERVE}",
+        "init_client": f"{_OF_GLT}{_JOIN}shutdown_compute_process() leaves it",
+        "shutdown_client": f"{_OF_GLT}{_JOIN}shutdown_compute_process() leaves it",
         "ConcurrentEventLoop": "worker_concurrency= of a loader: batches that a worker overlaps",
         "init_rpc": _NO_RPC,
         "shutdown_rpc": _NO_RPC,
@@ -197,11 +198,11 @@ ADVICE: dict[str, dict[str, str]] = {
         "LocalGraphStore": _BUILD,
     },
     "gigl_loader.graph_store": {
-        "init_server": _SERVE,
-        "wait_and_shutdown_server": f"a server waits by itself: {_SERVE}",
-        "get_server": _SERVE,
-        "init_client": f"{_JOIN}shutdown_compute_process() leaves it",
-        "shutdown_client": f"{_JOIN}shutdown_compute_process() leaves it",
+        "init_server": f"{_OF_GLT}{_SERVE}",
+        "wait_and_shutdown_server": f"{_OF_GLT}{_SERVE}, which waits",
+        "get_server": f"{_OF_GLT}{_SERVE}",
+        "init_client": f"{_OF_GLT}{_JOIN}shutdown_compute_process() leaves it",
+        "shutdown_client": f"{_OF_GLT}{_JOIN}shutdown_compute_process() leaves it",
         "DistNeighborLoader": "it is in gigl_loader",
         "DistABLPLoader": "it is in gigl_loader",
         "DistDataset": "it is in gigl_loader",

@@ -126,7 +126,7 @@ def test_advice_names_what_there_is() -> None:
         called = set(re.findall(r"(?<![.\w])([a-z_]+)\(", text)) - {"build"}
         named = {one for one in camel | called if not hasattr(gigl_loader.BaseDistLoader, one)}
         assert named <= known | theirs, name
-        dotted = re.findall(r"\b(gigl_loader(?:\.graph_store)?)\.([a-z_]\w*)", text)
+        dotted = re.findall(r"\b(gigl_loader(?:\.graph_store|\.glt)?)\.([a-z_]\w*)", text)
         for module, attribute in dotted:
             assert hasattr(importlib.import_module(module), attribute), text
 

@@ -50,6 +50,8 @@ _NAMES = {
     "data.feature": ("Feature",),
     "data.graph": ("Graph", "Topology"),
     "distributed.dist_context": (
+        "DistContext",
+        "DistRole",
         "_set_client_context",
         "_set_server_context",
         "get_context",

@@ -74,7 +74,7 @@ def init_compute_process(
         PeerTimeoutError: A server or another compute process did not come in time.
         ConfigError: A value cannot work.
     """
-    global _cluster, _owns_group
+    global _owns_group
     if _cluster is not None:
         raise UsageError("this process has joined a graph store: call shutdown_compute_process()")
     check_patience(network_timeout)
@@ -85,19 +85,15 @@ def init_compute_process(
     else:
         rank = compute_rank(local_rank, cluster_info)
         world_size = cluster_info.compute_cluster_world_size
-    num_servers = cluster_info.num_storage_nodes
     deadline = time.monotonic() + timeout
     # Before the group: this waits for servers that may load for half an hour, and names missing
     # processes. It returns when all compute processes are here, so that the group forms within
     # seconds.
-    cluster = Cluster.join(
-        cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port,
-        rank=rank, world_size=world_size, num_servers=num_servers,
-        security=Security.resolve(tls_dir, token, insecure), timeout_s=timeout,
-        patience_s=network_timeout,
+    join_cluster(
+        cluster_info, rank, world_size, security=Security.resolve(tls_dir, token, insecure),
+        timeout=timeout, network_timeout=network_timeout,
     )  # fmt: skip
     try:
-        _set_client_context(num_servers, world_size, rank, "gigl_loader_clients")
         if not has_group:
             # if a host's name means its loopback address, gloo makes the others connect to
             # themselves
@@ -105,9 +101,50 @@ def init_compute_process(
                 _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
     # else server 0 would count this process as a member for as long as it lives
     except BaseException:
-        cluster.close()
+        shutdown_compute_process()
         raise
-    _cluster, _owns_group = cluster, not has_group
+    _owns_group = not has_group
+
+
+def join_cluster(
+    cluster_info: GraphStoreInfo,
+    rank: int,
+    world_size: int,
+    *,
+    security: Security,
+    timeout: float = JOIN_TIMEOUT_S,
+    network_timeout: float = PATIENCE_S,
+    group_name: str = "gigl_loader_clients",
+) -> None:
+    """Join the storage cluster alone, without a process group; `shutdown_compute_process` leaves.
+
+    Args:
+        cluster_info: The storage cluster; its figures of the compute cluster are not read.
+        rank: This process among the compute processes.
+        world_size: Number of compute processes.
+        security: The same as the servers'.
+        timeout: Seconds until all processes and servers are there.
+        network_timeout: As for `init_compute_process`.
+        group_name: Name of the compute processes in GLT's context.
+
+    Raises:
+        UsageError: This process has joined already.
+        ConfigError: A value cannot work.
+        JoinRefusedError: The servers do not let this process in.
+        PeerTimeoutError: A server or another compute process did not come in time.
+    """
+    global _cluster
+    if _cluster is not None:
+        raise UsageError("this process has joined a graph store: call shutdown_compute_process()")
+    check_patience(network_timeout)
+    num_servers = cluster_info.num_storage_nodes
+    cluster = Cluster.join(
+        cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port,
+        rank=rank, world_size=world_size, num_servers=num_servers, security=security,
+        timeout_s=timeout, patience_s=network_timeout,
+    )  # fmt: skip
+    _set_client_context(num_servers, world_size, rank, group_name)
+    _cluster = cluster
     know(job=cluster.job, rank=rank)
 
 

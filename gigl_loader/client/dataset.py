@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -31,6 +31,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_reconnect
 from gigl_loader.ranks import broadcast_value
+from gigl_loader.source.held_seeds import HeldPart, HeldSeeds, RemoteSamplerInput
 from gigl_loader.source.remote_dataset import FETCHED_AS, ABLPInputNodes
 from gigl_loader.transport.failures import Failure, describe, rebuild
 from gigl_loader.wire.info import GraphStoreInfo
@@ -200,6 +201,32 @@ class RemoteDistDataset:
         for ids in shares.values():
             setattr(ids, FETCHED_AS, name)  # a loader's line in the log names what it samples
         return shares
+
+    def fetch_held_seeds(
+        self, by_server: Mapping[int, RemoteSamplerInput], node_type: NodeType
+    ) -> dict[int, HeldSeeds]:
+        """Return the input of each server, whose ids stay there; each server counts its own.
+
+        Args:
+            by_server: What each server reads.
+            node_type: Type of the seeds.
+
+        Raises:
+            ConfigError: A server cannot read them.
+        """
+        parts = {
+            server: HeldPart(
+                server=server, count=0, split=getattr(seeds, "split", None),
+                path=getattr(seeds, "node_path", None),
+            )
+            for server, seeds in by_server.items()
+        }  # fmt: skip
+        each = {server: {"part": part, "node_type": node_type} for server, part in parts.items()}
+        counts = self._ask_each("get_num_seeds", each)
+        return {
+            server: HeldSeeds([replace(part, count=counts[server])], node_type)
+            for server, part in parts.items()
+        }
 
     def fetch_ablp_input(
         self,

@@ -36,6 +36,7 @@ from gigl_loader.ranks import check_same_options
 from gigl_loader.rowcache.machine import RowsOffer
 from gigl_loader.seeds import SeedSummary, check_each_once, check_same_seeds
 from gigl_loader.source.batch_source import LINGER_S
+from gigl_loader.source.held_seeds import joined, told_parts
 from gigl_loader.transport.failures import Failure, rebuild
 from gigl_loader.wire.membership import WaitReport
 from gigl_loader.wire.requests import NOBODY, ByServer, ProducerRequest, Runs
@@ -467,6 +468,8 @@ def concatenated(inputs: Sequence[NodeSamplerInput]) -> NodeSamplerInput:
     types = {server_input.input_type for server_input in inputs}
     if len(types) > 1:
         raise ConfigError(f"the inputs of the storage servers are of several types: {types}")
+    if (held := joined(inputs)) is not None:
+        return held
     whole = NodeSamplerInput(
         torch.cat([server_input.node.cpu() for server_input in inputs]), types.pop()
     )
@@ -500,6 +503,7 @@ def digest_of(sampler_input: NodeSamplerInput, config: Any, active: Sequence[int
     digest = hashlib.blake2b(repr((config, list(active), sampler_input.input_type)).encode())
     # no copy; columns need one, as hashlib takes a matrix only as bytes
     digest.update(sampler_input.node.contiguous().numpy().data)
+    digest.update(told_parts(sampler_input))
     for name, column in sampler_input.extra.items():
         digest.update(name.encode() + column.contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -87,17 +87,19 @@ class RemoteSource:
     """The argument ``create`` of our own loaders."""
 
     @staticmethod
-    def check_joined(world_size: int) -> None:
-        """Check that as many processes joined the graph store as the process group has.
+    def check_joined(rank: int, world_size: int) -> None:
+        """Check that the processes of the process group joined the graph store, as these ranks.
 
         Raises:
             UsageError: Others joined it, so ranks would not meet.
         """
-        if (joined := current_cluster().world_size) != world_size:
+        cluster = current_cluster()
+        if (cluster.rank, cluster.world_size) != (rank, world_size):
             raise UsageError(
-                f"{joined} processes joined the graph store, and this process is one of "
-                f"{world_size} in torch.distributed: keep the process group that was up when "
-                "init_compute_process returned"
+                f"this process joined the graph store as {cluster.rank} of {cluster.world_size}, "
+                f"and is {rank} of {world_size} in torch.distributed: keep the process group that "
+                "was up when init_compute_process returned, or after init_client call "
+                "init_process_group with the ranks of the clients"
             )
 
     def __init__(

@@ -107,6 +107,9 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
 
     _is_forked = False
     """Whether this is a loader's copy in a forked process: the parent owns the loader."""
+    shared_by: str | None = None
+    """On a graph store: ranks with the same text here share the batches, each of which one of them
+    gets. None: each rank has its own."""
     _has_strict_pairs = False
     """Whether the loader draws pairs of nodes that are no edges; see `draw_version`."""
 

@@ -101,8 +101,10 @@ def start_loader(
             # Ranks build their loaders in the same order, so a running number names the same
             # loader on all: servers tell producers apart by it.
             name = f"{kind} {next(_numbers[kind])}"
-            arguments = remote_arguments(dataset, options, runtime, inputs, name, sampler)
-            seeds = sum(one.node.numel() for one in inputs)
+            arguments = remote_arguments(
+                dataset, options, runtime, inputs, name, sampler, loader.shared_by
+            )
+            seeds = sum(map(len, inputs))
             log_start(kind, remote_seeds(inputs), seeds, seeds)
         else:
             arguments = colocated_arguments(dataset, options, runtime, local, kind)
@@ -112,7 +114,7 @@ def start_loader(
         if runtime.should_cleanup_distributed_context and dist.is_initialized():
             end_group()
     found = arguments["sampler_input"]
-    seeds = sum(one.node.numel() for one in (found if isinstance(found, list) else [found]))
+    seeds = sum(map(len, found if isinstance(found, list) else [found]))
     left_out = not getattr(loader, GAVE_BATCH_SIZE, True)
     log_slips(options, seeds=seeds, batch_size_left_out=left_out)
     BaseDistLoader.__init__(loader, **arguments, **options.for_base_loader())
@@ -255,6 +257,7 @@ def remote_arguments(
     inputs: list[NodeSamplerInput],
     name: str,
     default_sampler: SamplerKind = NEIGHBOR_KIND,
+    shared_by: str | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of `BaseDistLoader` for a loader that samples on a graph store.
 
@@ -265,6 +268,7 @@ def remote_arguments(
         inputs: The checked input of each storage server, empty ones included.
         name: The loader's name: the same on all ranks, and no other loader's.
         default_sampler: The loader's own sampler.
+        shared_by: See `BaseDistLoader.shared_by`.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -287,10 +291,10 @@ def remote_arguments(
     prefetch = given.prefetch_size
     if prefetch is None:
         prefetch = max(LEAST_PREFETCH, given.worker_concurrency)
-    remote_source().check_joined(runtime.world_size)
+    remote_source().check_joined(runtime.rank, runtime.world_size)
     worker_options = graph_store_options(
         dataset=dataset,
-        worker_key=f"{name} rank {runtime.rank}",
+        worker_key=f"{name} {f'rank {runtime.rank}' if shared_by is None else shared_by}",
         num_workers=given.num_workers,
         worker_concurrency=given.worker_concurrency,
         channel_size=given.channel_size,

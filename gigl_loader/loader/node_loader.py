@@ -1,5 +1,6 @@
 """`DistNeighborLoader`: k-hop neighbourhoods of given nodes, in both deployments."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
+from gigl_loader.errors import ConfigError
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.job_ranks import DistributedContext
 from gigl_loader.loader.keywords import with_keywords
@@ -29,6 +31,7 @@ from gigl_loader.message import INPUT_ID
 from gigl_loader.options import SamplerOptions
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
+from gigl_loader.source.held_seeds import HeldSeeds, RemoteSamplerInput
 from gigl_loader.source.remote_dataset import RemoteDataset
 
 
@@ -232,6 +235,8 @@ def with_input_id(seeds: Tensor, input_id: Tensor | None, node_type: NodeType) -
 
 def remote_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput]:
     """Return the checked seeds of each storage server; see `DistNeighborLoader`."""
+    if (held := _held_input(dataset, input_nodes)) is not None:
+        return held
     node_type, by_server = typed_by_server(
         input_nodes, dataset.fetch_schema(), dataset.fetch_num_nodes()
     )
@@ -248,6 +253,29 @@ def remote_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput]:
             input_id = seeds
         inputs.append(with_input_id(seeds, input_id, node_type))
     return inputs
+
+
+def _held_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput] | None:
+    """Return the input of each storage server, which reads it itself; None: ids were given."""
+    if not isinstance(input_nodes, Mapping) or not any(
+        isinstance(seeds, RemoteSamplerInput) for seeds in input_nodes.values()
+    ):
+        return None
+    servers = range(dataset.cluster_info.num_storage_nodes)
+    check_servers(input_nodes, servers)
+    types = {getattr(seeds, "input_type", None) for seeds in input_nodes.values()}
+    if len(types) > 1 or not all(isinstance(s, RemoteSamplerInput) for s in input_nodes.values()):
+        raise ConfigError(
+            "input_nodes has seeds that servers read and others, or several types: give all "
+            f"servers' in one form, of one type; got {input_nodes}"
+        )
+    schema, num_nodes = dataset.fetch_schema(), dataset.fetch_num_nodes()
+    input_type = types.pop()
+    node_type, _ = typed_by_server(
+        {} if input_type is None else (input_type, {}), schema, num_nodes
+    )
+    held = dataset.fetch_held_seeds(input_nodes, node_type)
+    return [held.get(server, HeldSeeds([], node_type)) for server in servers]
 
 
 @with_keywords(subgraph_type="induced")

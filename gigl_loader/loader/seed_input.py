@@ -40,6 +40,7 @@ from gigl_loader.ranks import (
     report_failure_to_ranks,
 )
 from gigl_loader.seeds import SeedSummary, check_each_once, check_same_seeds
+from gigl_loader.source.held_seeds import told_parts
 
 logger = logging.getLogger(__name__)
 
@@ -260,6 +261,7 @@ def digest_of_seeds(inputs: Sequence[NodeSamplerInput]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for sampler_input in inputs:
         columns = getattr(sampler_input, "extra", None) or {}
+        digest.update(told_parts(sampler_input))
         # By name: the order in which columns were added does not matter.
         for column in (sampler_input.node, *(columns[name] for name in sorted(columns))):
             digest.update(bytes_of(column.cpu().contiguous()))

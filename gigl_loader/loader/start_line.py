@@ -92,7 +92,7 @@ def local_seeds(data: DistDataset, given: NodeSamplerInput) -> str:
 def remote_seeds(inputs: Sequence[NodeSamplerInput]) -> str:
     """Return the seeds of a loader on a graph store in words, as they were fetched for it."""
     node_type = inputs[0].input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
-    count = sum(len(seeds.node) for seeds in inputs)
+    count = sum(map(len, inputs))
     if EDGE_TARGETS in (getattr(inputs[0], "extra", None) or {}):
         return _words("given", count, "edges", node_type)
     splits = {getattr(seeds.node, FETCHED_AS, None) for seeds in inputs if len(seeds.node)}

@@ -32,12 +32,12 @@ from gigl_loader.memory.tensors import as_array
 from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import ReaderOfThread
+from gigl_loader.server.glt_answers import GLTAnswers
 from gigl_loader.wire.calls import FeatureInfos, PartitionBook
 from gigl_loader.wire.requests import NodeIdsRequest, RowBook
-from gigl_loader.wire.signatures import PartitionSignatures
 
 
-class PartitionAnswers(PartitionSignatures):
+class PartitionAnswers(GLTAnswers):
     """The methods that only read the partition.
 
     Args:
@@ -211,6 +211,7 @@ class PartitionAnswers(PartitionSignatures):
                 columns[name] = column
         return columns
 
+    @override
     def _check_owned(self, ids: Array, name: Any, book: Book[Any] | None) -> None:
         view = self.dataset.view()
         # two passes of numpy, as torch would wake its threads for each request

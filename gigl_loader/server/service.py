@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -33,6 +34,7 @@ from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.same_host import OwnHostProof, SameHostProof
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import SamplerOptions, SourceOptions
+from gigl_loader.server.glt_answers import reader_of
 from gigl_loader.server.jobs import scope_of
 from gigl_loader.server.metrics import ServerCounts
 from gigl_loader.server.partition_answers import PartitionAnswers
@@ -46,6 +48,7 @@ from gigl_loader.server.producer_table import (
 from gigl_loader.server.shared import THIS_PROCESS, Clients, SharedProducer
 from gigl_loader.sizes import parse_size
 from gigl_loader.source.batch_source import LINGER_S
+from gigl_loader.source.held_seeds import HeldSeeds
 from gigl_loader.source.sampled_input import check_columns, seed_or_drawn
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, free_ports
@@ -63,7 +66,8 @@ caller: ContextVar[Hashable] = ContextVar("caller", default=THIS_PROCESS)
 """The client whose request is being served: ``(job, rank)``, or a `Visitor`."""
 
 _OWN_SAMPLERS = "gigl_loader.sampler"
-_OVER = "over"
+_OVER, _SEEDS = "over", "seeds"
+"""Keys of rendezvous."""
 _LOOK_S, _AFTER_FAILURE_S = 30.0, 1.0
 """Seconds that one request for the end of the host's producer waits; and a pause after failures."""
 _MOST_GONE = 1 << 16
@@ -85,6 +89,7 @@ class StorageService(PartitionAnswers, DistServer):
         host: Address of this machine, on which free ports are searched.
         security: Authentication of processes that call the sampling workers.
         allow_samplers: Packages, modules or classes that clients may name as samplers.
+        allow_seed_files: Whether clients may name files of this machine that hold seeds.
         meet: Returns a rendezvous with other servers, given a name for it, a timeout in seconds
             and the servers that meet. None: this server is alone.
     """
@@ -98,12 +103,13 @@ class StorageService(PartitionAnswers, DistServer):
         *,
         security: Security | None = None,
         allow_samplers: Sequence[str] = (),
+        allow_seed_files: bool = False,
         meet: Callable[[str, float, Sequence[int]], Rendezvous] | None = None,
     ) -> None:
         super().__init__(dataset, server_rank, num_servers)
         self._security, self.meet = security or Security.local(), meet
         self._allowed = (_OWN_SAMPLERS, *allow_samplers)
-        self._host = host
+        self._host, self.allow_seed_files = host, allow_seed_files
         self._started = time.monotonic()
         self._entries = ProducerTable(server_rank)
         # for producers that are starting while one of their clients leaves, or has left: `_adopt`
@@ -177,6 +183,7 @@ class StorageService(PartitionAnswers, DistServer):
                 self.dataset.view(), with_weight=config.with_weight, with_edge=config.with_edge
             )
             check_workers(options)
+            sampler_input = self._whole_input(sampler_input, rendezvous, request)
             # enough for all that a client prefetches, and for a task for every thread of every
             # worker
             capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
@@ -200,6 +207,31 @@ class StorageService(PartitionAnswers, DistServer):
             key, producer, memory, request, clients, parse_size(options.buffer_size, "buffer_size"),
             count=partial(self._counts.add, producer=number),
         )  # fmt: skip
+
+    def _whole_input(
+        self, sampler_input: NodeSamplerInput, rendezvous: Rendezvous | None,
+        request: ProducerRequest,
+    ) -> NodeSamplerInput:  # fmt: skip
+        """Return the input with the ids that the servers read, which they tell each other."""
+        if not isinstance(sampler_input, HeldSeeds):
+            return sampler_input
+        servers = self._taking_part(request)
+        parts = self.read_own(sampler_input, servers)
+        if rendezvous is not None:
+            own = b"".join(parts[number].numpy().tobytes() for number in sorted(parts))
+            rendezvous.publish(_SEEDS, own)
+            told = rendezvous.gather(_SEEDS, range(len(servers)))
+            # each server's parts follow each other, in the order of their numbers
+            read = dict.fromkeys(range(len(servers)), 0)
+            for number, part in enumerate(sampler_input.parts):
+                reader = servers.index(reader_of(part.server, servers, self.num_partitions))
+                start, read[reader] = read[reader], read[reader] + part.count
+                ids = np.frombuffer(told[reader], np.int64)[start : read[reader]]
+                parts[number] = torch.from_numpy(ids.copy())
+        nodes = torch.cat([parts[number] for number in sorted(parts)])
+        whole = NodeSamplerInput(nodes, sampler_input.input_type)
+        whole.extra = {}
+        return whole
 
     def _rendezvous(self, request: ProducerRequest) -> Rendezvous | None:
         """Return the rendezvous of this server's workers with those of other servers."""

@@ -365,6 +365,7 @@ def init_storage_process(
     token: str | None = None,
     insecure: bool | None = None,
     allow_samplers: Sequence[str] = (),
+    allow_seed_files: bool = False,
     host: str | None = None,
     port: int | None = None,
     timeout: float = JOIN_TIMEOUT_S,
@@ -397,6 +398,8 @@ def init_storage_process(
             ``GIGL_LOADER_INSECURE``.
         allow_samplers: Packages, modules or classes that clients may name as samplers, besides
             those of gigl_loader.
+        allow_seed_files: Whether clients may name files of this machine that hold seeds, as
+            ``RemoteNodePathSamplerInput`` does.
         host: Address of this machine to listen on. None: on server 0 the storage master's, on
             others that of the interface that leads there.
         port: Port of the other servers; None: any that is free.
@@ -433,7 +436,7 @@ def init_storage_process(
     # `for_workers`, as each of them would make its own certificate otherwise
     server = StorageService(
         held, storage_rank, num_servers, address, security=security.for_workers(),
-        allow_samplers=allow_samplers,
+        allow_samplers=allow_samplers, allow_seed_files=allow_seed_files,
     )  # fmt: skip
     name = f"storage server {storage_rank}"
     leader = None

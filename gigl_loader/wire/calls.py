@@ -40,6 +40,7 @@ from gigl_loader.options import (
     SamplerOptions,
 )
 from gigl_loader.sizes import parse_size
+from gigl_loader.source.held_seeds import HeldPart, HeldSeeds
 from gigl_loader.source.remote_dataset import server_worker_options
 
 Fanout = list[int] | dict[EdgeType, list[int]] | None
@@ -111,6 +112,8 @@ class InputMessage:
     node: TensorMessage
     input_type: NodeType | None
     extra: dict[str, TensorMessage]
+    held: tuple[HeldPart, ...] = ()
+    """What the servers read themselves, in place of ``node``."""
 
     @classmethod
     def of(cls, value: NodeSamplerInput) -> "InputMessage":
@@ -118,11 +121,14 @@ class InputMessage:
         # an input that GLT made has no further columns
         columns = getattr(value, "extra", None) or {}
         extra = {name: TensorMessage.of(column) for name, column in columns.items()}
-        return cls(TensorMessage.of(value.node), value.input_type, extra)
+        held = value.parts if isinstance(value, HeldSeeds) else ()
+        return cls(TensorMessage.of(value.node), value.input_type, extra, held)
 
     @property
     def result(self) -> NodeSamplerInput:
         """The input."""
+        if self.held:
+            return HeldSeeds(self.held, self.input_type)
         sampler_input = NodeSamplerInput(self.node.result, self.input_type)
         sampler_input.extra = {name: column.result for name, column in self.extra.items()}
         return sampler_input

@@ -14,6 +14,7 @@ from gigl_loader.options import SamplerOptions
 from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.source.batch_source import LINGER_S
+from gigl_loader.source.held_seeds import HeldPart
 from gigl_loader.wire.calls import FeatureInfos, PartitionBook, calls_of, served
 from gigl_loader.wire.requests import EpochRequest, NodeIdsRequest, ProducerRequest, RowBook
 
@@ -123,6 +124,79 @@ class PartitionSignatures(ABC):
 
         Raises:
             ConfigError: There is no such matrix, or an id is not this server's.
+        """
+
+    # graphlearn-torch's methods, by its names
+
+    @served
+    @abstractmethod
+    def get_dataset_meta(self) -> tuple[int, int, list[NodeType] | None, list[EdgeType] | None]:
+        """Return the number of partitions, this server's partition, node types and edge types."""
+
+    @served
+    @abstractmethod
+    def get_node_partition_id(self, node_type: NodeType | None, index: Tensor) -> Tensor:
+        """Return ``[n]`` int64: the partition that owns each node of ``index`` (``[n]`` int64).
+
+        Raises:
+            ConfigError: There is no such type, or node.
+        """
+
+    @served
+    @abstractmethod
+    def get_node_feature(self, node_type: NodeType | None, index: Tensor) -> Tensor:
+        """Return ``[n, width]``: the features of nodes that this server owns.
+
+        Raises:
+            ConfigError: There are no features, or a node is not this server's.
+        """
+
+    @served
+    @abstractmethod
+    def get_tensor_size(self, node_type: NodeType | None) -> tuple[int, ...]:
+        """Return the shape of this server's node features.
+
+        Raises:
+            ConfigError: There are no features.
+        """
+
+    @served
+    @abstractmethod
+    def get_node_label(self, node_type: NodeType | None, index: Tensor) -> Tensor:
+        """Return the labels of nodes as `get_node_feature` does; one column is ``[n]``."""
+
+    @served
+    @abstractmethod
+    def get_edge_index(
+        self, edge_type: EdgeType | None, layout: str = "coo"
+    ) -> tuple[Tensor, Tensor]:
+        """Return (sources, destinations) of this server's edges, ``[num_edges]`` int64 each.
+
+        Raises:
+            ConfigError: There are no such edges, or ``layout`` is not ``"coo"``.
+        """
+
+    @served
+    @abstractmethod
+    def get_edge_size(self, edge_type: EdgeType | None, layout: str = "coo") -> tuple[int, int]:
+        """Return rows, one for each node of the graph, and columns in use, of this server's edges.
+
+        Raises:
+            ConfigError: As `get_edge_index`.
+        """
+
+    @served
+    @abstractmethod
+    def get_device_count(self) -> int:
+        """Return how many CUDA devices this server has, as ``torch.cuda.device_count`` does."""
+
+    @served
+    @abstractmethod
+    def get_num_seeds(self, part: HeldPart, node_type: NodeType | None = None) -> int:
+        """Return how many seeds a server reads itself.
+
+        Raises:
+            ConfigError: They cannot be read.
         """
 
     @served

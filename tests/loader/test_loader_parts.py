@@ -214,7 +214,7 @@ def test_as_many_batches_are_requested_ahead_as_a_worker_has(
     how: dict, expected: int, take_part: Callable[[Any], None], store: Any
 ) -> None:
     """And no server is asked for a port, which nothing would listen on."""
-    take_part(SimpleNamespace(world_size=1))
+    take_part(SimpleNamespace(rank=0, world_size=1))
     inputs = [NodeSamplerInput(torch.arange(2))]
     made = remote_arguments(store, LoaderOptions(num_neighbors=[2], **how), ALONE, inputs, "one")
     assert made["worker_options"].prefetch_size == expected
@@ -223,10 +223,11 @@ def test_as_many_batches_are_requested_ahead_as_a_worker_has(
 def test_a_graph_store_needs_the_process_group_that_joined_it(
     take_part: Callable[[Any], None], store: Any
 ) -> None:
-    take_part(SimpleNamespace(world_size=2))
     inputs = [NodeSamplerInput(torch.arange(2))]
-    with pytest.raises(UsageError, match=r"2 processes joined .* one of 1 in torch\.distributed"):
-        remote_arguments(store, LoaderOptions(num_neighbors=[2]), ALONE, inputs, "one")
+    for rank, size in ((0, 2), (1, 1)):
+        take_part(SimpleNamespace(rank=rank, world_size=size))
+        with pytest.raises(UsageError, match=rf"as {rank} of {size}, and is 0 of 1 in torch"):
+            remote_arguments(store, LoaderOptions(num_neighbors=[2]), ALONE, inputs, "one")
 
 
 def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -1,0 +1,20 @@
+"""graphlearn-torch's ``sampler``: inputs and configurations of loaders."""
+
+from torch_geometric.sampler import NegativeSampling
+
+from gigl_loader._glt import NodeSamplerInput, SamplingConfig, SamplingType
+from gigl_loader.source.held_seeds import (
+    RemoteNodePathSamplerInput,
+    RemoteNodeSplitSamplerInput,
+    RemoteSamplerInput,
+)
+
+__all__ = [
+    "NegativeSampling",
+    "NodeSamplerInput",
+    "RemoteNodePathSamplerInput",
+    "RemoteNodeSplitSamplerInput",
+    "RemoteSamplerInput",
+    "SamplingConfig",
+    "SamplingType",
+]

@@ -1,0 +1,97 @@
+"""Seeds that stay on storage servers: each server reads its own, and no compute process has them.
+
+The servers of a producer tell each other what they read, so that each can sample any batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.dataset.schema import NodeType
+from gigl_loader.errors import ConfigError
+
+_SPLITS = {"train": "train", "valid": "val", "val": "val", "test": "test"}
+"""Our name of each split, by GLT's and ours."""
+
+
+class RemoteSamplerInput:
+    """Base of the seeds that a storage server reads itself."""
+
+    input_type: NodeType | None
+    """Their type; None: the graph is homogeneous."""
+
+
+@dataclass(frozen=True)
+class RemoteNodeSplitSamplerInput(RemoteSamplerInput):
+    """The nodes of a split that a storage server owns.
+
+    Args:
+        split: ``"train"``, ``"val"`` or ``"test"``; or GLT's ``Split``.
+        input_type: Type of the nodes; None: the graph is homogeneous.
+
+    Raises:
+        ConfigError: There is no such split.
+    """
+
+    split: Any
+    input_type: NodeType | None = None
+
+    def __post_init__(self) -> None:
+        name = getattr(self.split, "value", self.split)  # GLT's enumeration, or a name
+        if name not in _SPLITS:
+            raise ConfigError(f"split must be one of {sorted(_SPLITS)}, got {self.split!r}")
+        object.__setattr__(self, "split", _SPLITS[name])
+
+
+@dataclass(frozen=True)
+class RemoteNodePathSamplerInput(RemoteSamplerInput):
+    """The nodes in a file that a storage server reads.
+
+    Args:
+        node_path: A file on the server's machine, with ``[n]`` int64 global ids by ``torch.save``.
+        input_type: Type of the nodes; None: the graph is homogeneous.
+    """
+
+    node_path: str
+    input_type: NodeType | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldPart:
+    """The seeds of one storage server."""
+
+    server: int
+    count: int
+    """How many they are."""
+    split: str | None = None
+    path: str | None = None
+    """The file with them; None, with ``split``: there are none."""
+
+
+class HeldSeeds(NodeSamplerInput):
+    """A sampler's input that the servers hold: as long as it is there, with no id here."""
+
+    def __init__(self, parts: Sequence[HeldPart], input_type: NodeType | None) -> None:
+        super().__init__(torch.empty(0, dtype=torch.int64), input_type)
+        self.parts, self.extra = tuple(parts), {}  # type: ignore[var-annotated]
+
+    @override
+    def __len__(self) -> int:
+        return sum(part.count for part in self.parts)
+
+
+def joined(inputs: Sequence[NodeSamplerInput]) -> HeldSeeds | None:
+    """Return the inputs of all servers as one, if they are held there; None: they are here."""
+    held = [seeds for seeds in inputs if isinstance(seeds, HeldSeeds)]
+    if not held:
+        return None
+    return HeldSeeds([part for seeds in held for part in seeds.parts], held[0].input_type)
+
+
+def told_parts(sampler_input: NodeSamplerInput) -> bytes:
+    """Return for a digest what the servers hold of an input; empty: nothing."""
+    return repr(sampler_input.parts).encode() if isinstance(sampler_input, HeldSeeds) else b""
