@@ -145,7 +145,7 @@ FACES = {
         "nodes": "NodeLabels",
         "weighted_kernels": "LOGARITHM",
         # for processes that compile kernels before they are needed
-        "kernels": "LOADERS",
+        "kernel_loaders": "LOADERS",
     },
 }
 """What other folders may import of a folder, by module. A new name there is a decision: the face

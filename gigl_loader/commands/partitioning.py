@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.library is not None:
             _check_for_library(parser, args)
-            from gigl_loader.commands.foreign import partition_foreign
+            from gigl_loader.commands.other_libraries import partition_foreign
 
             print(partition_foreign(args))
             return 0

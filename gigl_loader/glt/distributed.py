@@ -9,9 +9,9 @@ from gigl_loader._glt import (
     get_context,
     init_worker_group,
 )
-from gigl_loader.glt.dataset import DistDataset
+from gigl_loader.glt.glt_dataset import DistDataset
 from gigl_loader.glt.loaders import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
-from gigl_loader.glt.processes import (
+from gigl_loader.glt.roles import (
     async_request_server,
     get_server,
     init_client,

@@ -13,7 +13,7 @@ import gigl_loader
 from gigl_loader._glt import MpDistSamplingWorkerOptions, RemoteDistSamplingWorkerOptions
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError
-from gigl_loader.glt.processes import joined_dataset
+from gigl_loader.glt.roles import joined_dataset
 from gigl_loader.glt.typing import Split
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.sampling_options import NumNeighbors

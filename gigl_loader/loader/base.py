@@ -36,7 +36,6 @@ from gigl_loader.hooks import returned
 from gigl_loader.loader import process_role, sampling_options
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
 from gigl_loader.loader.foreign import AnswersOthers, check_overrides
-from gigl_loader.loader.glt_attributes import AnswersGLT
 from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.job_ranks import (
     DistributedRuntimeInfo,
@@ -44,6 +43,7 @@ from gigl_loader.loader.job_ranks import (
     resolve_runtime,
 )
 from gigl_loader.loader.pad_keyword import Padding
+from gigl_loader.loader.seed_class_attributes import AnswersGLT
 from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.world import check_same_input, check_same_start, check_shard
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host

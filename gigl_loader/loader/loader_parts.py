@@ -172,7 +172,7 @@ def colocated_arguments(
     if device.type == "cpu" and given.num_cpu_threads is not None:
         torch.set_num_threads(given.num_cpu_threads)
     join_worker_group(runtime.rank, runtime.world_size)
-    samples = _in_this_process if given.in_process else _in_workers
+    samples = _in_this_process if given.in_process else in_workers
     worker_options, producer = samples(given, runtime, device, data)
     return {
         "dataset": data, "sampler_input": sampler_input, "dataset_schema": data.schema,
@@ -186,7 +186,7 @@ def colocated_arguments(
     }  # fmt: skip
 
 
-def _in_workers(
+def in_workers(
     given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, data: DistDataset
 ) -> tuple[MpDistSamplingWorkerOptions, MakeSource]:
     """Return the options of sampling processes, and a function that makes their producer."""

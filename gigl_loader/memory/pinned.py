@@ -118,7 +118,7 @@ class PinnedRange:
                 f"a pinned range needs address > 0 and nbytes > 0, got {address} and {nbytes}"
             )
         self.address, self.nbytes = address, nbytes
-        registry = registry or _default_registry(device)
+        registry = registry or default_registry(device)
         self._unpin: weakref.finalize[..., PinnedRange] | None = None
         if registry is None:
             return
@@ -147,7 +147,7 @@ def _unpin(registry: CudaHostRegistry, address: int, owner_pid: int) -> None:
         registry.unregister(address)
 
 
-def _default_registry(device: torch.device | None) -> CudaHostRegistry | None:
+def default_registry(device: torch.device | None) -> CudaHostRegistry | None:
     if not torch.cuda.is_available() or (device is not None and device.type != "cuda"):
         return None
     index = device.index if device is not None else None

@@ -23,7 +23,7 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, PeerError, PeerLostError
 from gigl_loader.logs import answering, know
 from gigl_loader.options import DEFAULT_RECONNECT_S, check_reconnect
-from gigl_loader.sampler.kernels import LOADERS
+from gigl_loader.sampler.kernel_loaders import LOADERS
 from gigl_loader.server.jobs import Member, Visitor
 from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.metrics import MetricsListener

@@ -23,7 +23,7 @@ from numba.core import event
 
 from gigl_loader.errors import explained_limits
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.sampler.kernels import LOADERS
+from gigl_loader.sampler.kernel_loaders import LOADERS
 from gigl_loader.workers import pipe, worker
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15

@@ -12,7 +12,7 @@ from support.glt import get_context, init_worker_group
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
 from gigl_loader.loader import job_ranks, sampling_options
 from gigl_loader.loader.loader_options import LoaderOptions
-from gigl_loader.loader.loader_parts import _in_workers
+from gigl_loader.loader.loader_parts import in_workers
 from gigl_loader.memory import pinned
 from gigl_loader.memory.pinned import PinMemoryError
 from gigl_loader.testing import TinyGraph
@@ -146,11 +146,11 @@ def test_slots_are_pinned_for_the_device_of_the_batches(
 ) -> None:
     """Not for the current one: each rank would open a context on GPU 0."""
     devices: list[torch.device | None] = []
-    monkeypatch.setattr(pinned, "_default_registry", devices.append)  # which pins nothing
+    monkeypatch.setattr(pinned, "default_registry", devices.append)  # which pins nothing
     runtime = BaseDistLoader.resolve_runtime()
     given = LoaderOptions.of(num_neighbors=[2], num_workers=1, **HOW)
     for device in (torch.device("cuda", 3), torch.device("cpu")):
-        _, make = _in_workers(given, runtime, device, TinyGraph.random(9, 20).dataset())
+        _, make = in_workers(given, runtime, device, TinyGraph.random(9, 20).dataset())
         assert isinstance(make, partial)
         with contextlib.closing(make.keywords["channel"]) as channel:
             channel.send({"x": torch.zeros(3)})

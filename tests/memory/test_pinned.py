@@ -170,7 +170,7 @@ def registry_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[CountingRegistry],
     """Let a runtime of the test pin, and torch pin nothing."""
 
     def give(registry: CountingRegistry) -> None:
-        monkeypatch.setattr(pinned, "_default_registry", lambda device: registry)
+        monkeypatch.setattr(pinned, "default_registry", lambda device: registry)
 
     return give
 
