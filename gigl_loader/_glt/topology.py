@@ -147,15 +147,16 @@ class Topology:
 
     def to_csr(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return offsets by source, targets, edge ids and weights."""
-        kept = self._kept_as("CSR")
+        kept = self._in_layout("CSR")
         return kept._indptr, kept._indices, kept._edge_ids, kept._edge_weights
 
     def to_csc(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return sources, offsets by target, edge ids and weights."""
-        kept = self._kept_as("CSC")
+        kept = self._in_layout("CSC")
         return kept._indices, kept._indptr, kept._edge_ids, kept._edge_weights
 
-    def _kept_as(self, layout: str) -> "Topology":
+    def _in_layout(self, layout: str) -> "Topology":
+        """Return the same edges, converted unless they are kept so."""
         if layout == self._layout:
             return self
         source, target, ids, weights = self.to_coo()

@@ -89,7 +89,7 @@ class RemoteProducers:
         changed = (server for server in now if now[server] != then.get(server, 0))
         return sorted(server for server in changed if server in self._made_on)
 
-    def are_lost(self, error: GiglLoaderError) -> bool:
+    def caused_by_lost_server(self, error: GiglLoaderError) -> bool:
         """Return whether a server that is gone or was restarted caused ``error``.
 
         The failure of a worker that called it may arrive before the end of its connection.

@@ -257,7 +257,7 @@ class RemoteSource:
                 )
                 return self._producers.ids
             except GiglLoaderError as error:
-                if absences.is_over or not self._producers.are_lost(error):
+                if absences.is_over or not self._producers.caused_by_lost_server(error):
                     return error
                 _log.warning("%s; the producers are created again", error)
                 options = copy.copy(self._options)
@@ -426,7 +426,7 @@ class RemoteSource:
             ConfigError, JoinRefusedError: It came back but refuses this process.
         """
         limit = self.source_options.reconnect_timeout_s
-        if limit <= 0 or not self._producers.are_lost(error):
+        if limit <= 0 or not self._producers.caused_by_lost_server(error):
             raise error
         _log.warning(
             "%s (the epoch continues with a replica, or if it is back within %.0f s)",

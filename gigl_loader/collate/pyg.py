@@ -403,6 +403,8 @@ def _output(message: SampleMessage) -> SamplerOutput:
 def _hetero_output(
     message: SampleMessage, node_types: list[NodeType], edge_types: list[EdgeType]
 ) -> HeteroSamplerOutput:
+    """Return a message as PyG's output of a sampler; types without an entry are left out."""
+
     def nodes(field: str) -> dict[NodeType, Tensor]:
         return {t: message[key(field, t)] for t in node_types if key(field, t) in message}
 

@@ -196,7 +196,7 @@ class _BatchToSplit:
         for name, edge_type in self._labels():
             links = self._message[LABEL_LINKS + name]
             is_kept = (links[0] >= start) & (links[0] < stop)
-            at, count = _in_front(is_kept), is_kept.sum()
+            at, count = _used_first(is_kept), is_kept.sum()
             part.labels[name] = (at, count)
             used = torch.arange(at.numel(), device=at.device) < count
             part.add(edge_type[2] if layout.typed else None, links[1][at], used)
@@ -429,7 +429,7 @@ def _inverse(to: Tensor) -> Tensor:
     return to.new_zeros(size + 1).scatter_(0, to, places)[:size]
 
 
-def _in_front(is_used: Tensor) -> Tensor:
+def _used_first(is_used: Tensor) -> Tensor:
     """Return ``[n]`` int64: the used places of ``[n]`` bool, in order, in front of any others."""
     return _inverse(torch.where(is_used, is_used.cumsum(0) - 1, is_used.numel()))
 

@@ -110,7 +110,7 @@ def full_graph(
     check_same_options(everyone, "full_graph")
     # without parameters, torch's default device
     position = torch.device(device or next((p.device for p in model.parameters()), "cpu"))
-    session = _Session(
+    session = _FullGraphRun(
         model,
         dataset,
         nodes,
@@ -136,7 +136,7 @@ class _RunningModule:
     """Number of its propagations."""
 
 
-class _Session:
+class _FullGraphRun:
     def __init__(
         self, model: torch.nn.Module, dataset: DistDataset, nodes: Any, device: torch.device,
         seed: int, exchange: RankExchange, sequential: SequentialAggregation | None,
@@ -180,7 +180,7 @@ class _Session:
                 handles.append(module.register_propagate_forward_pre_hook(self._propagate))
             else:
                 # no hook: one can change the arguments of a call, and not make several of it
-                _replace(module, "propagate", self._propagate_by_rank, stack)
+                _replace(module, "propagate", self._propagate_rank_after_rank, stack)
                 _replace(module, "edge_updater", self._update_edges_of_halo, stack)
         for handle in handles:
             stack.callback(handle.remove)
@@ -249,9 +249,10 @@ class _Session:
         self._statistics.edges(frame.plan, frame.level, edge_index)
         return edge_index, size, values
 
-    def _propagate_by_rank(
+    def _propagate_rank_after_rank(
         self, module: Any, original: Any, edge_index: Any, size: Any = None, **values: Any
     ) -> Tensor:
+        """Take the place of a layer's `propagate`, with one rank's rows after another's."""
         assert self._sequential is not None
         level = self._frames[-1].level
         edge_index, _, values = self._propagate(module, (edge_index, size, values))

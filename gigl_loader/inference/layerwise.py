@@ -173,7 +173,7 @@ def full_graph_inference(
         # Some ranks may have a part of another run, and others none.
         with report_failure_to_ranks("could not begin its inference", group):
             results = _results(graph, exchange.rank, out, identity, ending, stack)
-            # After digest() and bytes_per_node(), which fetched samples of nodes: from now on edges
+            # After digest() and bytes_with_neighbors(), which fetched samples of nodes: from now on edges
             # are kept by the first id of a range.
             if isinstance(graph, StoredGraph):
                 _keep_edges(graph, layers, out, stack)
@@ -209,7 +209,7 @@ def _check(out: Any, batch_size: int | None, dtype: Any, format: str) -> None:
 
 def _chunk_rows(graph: GraphSource) -> int:
     least, most = _CHUNK_ROWS
-    return int(min(max(_CHUNK_BYTES / graph.bytes_per_node(), least), most))
+    return int(min(max(_CHUNK_BYTES / graph.bytes_with_neighbors(), least), most))
 
 
 def _check_graph(graph: GraphSource, edge_weight: bool | None, edge_attr: bool) -> None:

@@ -181,7 +181,7 @@ class GraphSource(Protocol):
         """Return values that identify this graph, without reading all of it."""
         ...
 
-    def bytes_per_node(self) -> float:
+    def bytes_with_neighbors(self) -> float:
         """Return the approximate bytes of a node's features and its in-neighbours'."""
         ...
 
@@ -242,15 +242,15 @@ class PartitionGraph:
             return str(self._view.identity)
         return content_digest(replace(self._view, identity=None), whole=True)
 
-    def bytes_per_node(self) -> float:
+    def bytes_with_neighbors(self) -> float:
         """See `GraphSource`."""
         num_edges = sum(self._view.adjacency[n].indices.numel() for n in self._names.values())
         num_nodes = sum(ids.numel() for ids in self.owners.own_ids.values())
         widths = [rows.values[:1].numel() for rows in self._view.node_features.values()]
-        return _bytes_per_node(num_edges / max(num_nodes, 1), widths)
+        return _bytes_with_neighbors(num_edges / max(num_nodes, 1), widths)
 
 
-def _bytes_per_node(degree: float, widths: list[int]) -> float:
+def _bytes_with_neighbors(degree: float, widths: list[int]) -> float:
     return (1.0 + degree) * max([*widths, 1]) * 4  # layers read float32
 
 
@@ -449,7 +449,7 @@ class StoredGraph:
             parts += [block.sources.numel(), int(block.sources.sum())]
         return " ".join(str(part) for part in parts)
 
-    def bytes_per_node(self) -> float:
+    def bytes_with_neighbors(self) -> float:
         """See `GraphSource`."""
         degree = 0.0
         for edge_type in self.edge_types:
@@ -459,7 +459,7 @@ class StoredGraph:
             degree = max(degree, counts / max(ids.numel(), 1))
         infos = self._dataset.fetch_node_feature_info()
         known = infos.values() if isinstance(infos, dict) else [infos]
-        return _bytes_per_node(degree, [info.dim for info in known if info is not None])
+        return _bytes_with_neighbors(degree, [info.dim for info in known if info is not None])
 
     def _sample(self, node_type: NodeType) -> Tensor:
         own_ids = self.owners.own_ids[node_type]

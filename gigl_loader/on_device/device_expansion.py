@@ -158,7 +158,7 @@ class Grown:
             self._ends = torch.cat(neighbors + [hop.targets for hop in places]).view(2, -1)
             self._edges = torch.cat([hop.edges for hop in places])
             before = (self._ends[0] >= 0).cumsum(0)
-            self._order = _in_front(self._ends[0] >= 0, before)
+            self._order = _used_first(self._ends[0] >= 0, before)
             # The edges up to the end of each hop and type: slices, as the host knows the places.
             ends = accumulate(hop.neighbors.numel() for hop in places)
             counts = torch.cat([counts, *(before[end - 1 : end] for end in ends)])
@@ -202,8 +202,11 @@ class Grown:
         )
 
 
-def _in_front(is_used: Tensor, before: Tensor) -> Tensor:
-    """Return the used places in order, in front of others; ``before`` counts them up to each."""
+def _used_first(is_used: Tensor, before: Tensor) -> Tensor:
+    """Return ``[n + 1]`` int64: the used places, ascending, and then filler.
+
+    ``before`` counts the used places up to each one.
+    """
     # each used place is written to its rank among these; all others to one place behind the end
     size = is_used.numel()
     to = torch.where(is_used, before - 1, size)

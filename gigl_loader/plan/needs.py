@@ -429,7 +429,7 @@ def cache_bytes(job: Job, remote_rows: float) -> float:
     """Return the bytes of a machine's cache, rows and tables; its ranks share it."""
     if not job.row_bytes or remote_rows < 1:
         return 0.0
-    return _tables(job, remote_rows, float(job.remote_cache)).nbytes
+    return _cache_tables(job, remote_rows, float(job.remote_cache)).nbytes
 
 
 def share_kept(job: Job, nbytes: int) -> float:
@@ -439,11 +439,12 @@ def share_kept(job: Job, nbytes: int) -> float:
         return 0.0
     # The inverse of the cache's own arithmetic, so that a plan for 2 GB and a loader with 2 GB have
     # room for the same rows.
-    (table,) = _tables(job, remote_rows, nbytes).values()
+    (table,) = _cache_tables(job, remote_rows, nbytes).values()
     return min(1.0, table.capacity / int(remote_rows))
 
 
-def _tables(job: Job, remote_rows: float, size: int | float) -> RowTables:
+def _cache_tables(job: Job, remote_rows: float, size: int | float) -> RowTables:
+    """Return the tables of a cache of ``size``, bytes or a share, for that many rows."""
     # Only bytes matter here: one type, one matrix, as wide as all columns together.
     owner: Owner = ("node", "")
     rows: dict[Matrix, tuple[str, tuple[int, ...]]]

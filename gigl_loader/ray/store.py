@@ -81,7 +81,7 @@ class GraphStore:
         if ray.is_initialized():
             # silent servers will not respond to `stop` either: they are killed at once
             silent = [server["silent_s"] > _STOP_S for server in self._watchdog.health()]
-            _end(self._servers, self._group, silent)
+            _end_servers(self._servers, self._group, silent)
 
     def __enter__(self) -> "GraphStore":
         return self
@@ -197,7 +197,7 @@ def start_graph_store(
     except BaseException:
         if watchdog is not None:
             watchdog.close()
-        _end(servers, group)
+        _end_servers(servers, group)
         raise
     return GraphStore(servers, group, watchdog, info_of_servers(total, *addresses[0]), environment)
 
@@ -320,8 +320,8 @@ def _free_address(rank: int, num_servers: int) -> tuple[str, int]:
     return free_address(rank, num_servers, ray.util.get_node_ip_address())
 
 
-def _end(servers: Sequence[Actor], group: Any, silent: Sequence[bool] = ()) -> None:
-    """Stop the servers in good order, kill the silent ones, then release the nodes."""
+def _end_servers(servers: Sequence[Actor], group: Any, silent: Sequence[bool] = ()) -> None:
+    """Ask servers that respond to stop, all at once; kill all, then release the nodes."""
     import ray
     from ray.util import remove_placement_group
 

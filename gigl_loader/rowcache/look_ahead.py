@@ -201,10 +201,10 @@ class DrawnAhead:
         if header[_GIVEN_UP] == sequence + 1:
             return True
         wanted = min(int(header[_TOTAL]), batch + 1 + int(header[_AHEAD]))
-        return self._num_drawn(sequence, wanted) >= wanted
+        return self._num_drawn_of_epoch(sequence, wanted) >= wanted
 
-    def _num_drawn(self, sequence: int, most: int) -> int:
-        """Return how many batches are drawn without a gap from the first one on, up to ``most``."""
+    def _num_drawn_of_epoch(self, sequence: int, most: int) -> int:
+        """Return how many of the first batches of an epoch are drawn, up to ``most``, no gap."""
         # Continues from the last call, so that an epoch costs one look at each batch. A position
         # that was taken by a batch one round later has a larger mark, and its own batch was drawn.
         known, number = self._counted

@@ -389,7 +389,7 @@ class JobBook:
         until `unseen_until`, or until all of the next job are here and nobody of this one: then
         the job was restarted, and they are gone.
         """
-        awaited = self.unseen and now < self.unseen_until and not self._is_followed
+        awaited = self.unseen and now < self.unseen_until and not self._next_job_is_complete
         if not self.running or self.present or awaited:
             return False
         # the next job's first client gives the new number
@@ -398,7 +398,8 @@ class JobBook:
         return True
 
     @property
-    def _is_followed(self) -> bool:
+    def _next_job_is_complete(self) -> bool:
+        """Whether all ranks of the next job wait in the queue."""
         joins = [member.join for member in self.queued if member.gone_at is None]
         # ranks, not clients: one that was killed in the queue and came again is there twice. The
         # last to come tells their number, as it belongs to the latest start of that job.

@@ -327,7 +327,7 @@ class Presence:
             left = self._attendance.ended(peer, end, time.monotonic())
             visit_is_over = self._visits.ended(peer.session, end, time.monotonic())
         if left is not None:
-            self._left(left)
+            self._note_departure(left)
         if visit_is_over:
             self._end_visit(peer.session)
 
@@ -339,8 +339,8 @@ class Presence:
         # last: it may come back, so nothing keeps a batch of these producers from being lent
         self._sender.lose_all(session)
 
-    def _left(self, member: Member) -> None:
-        """Free the producers of a member that has left or is given up."""
+    def _note_departure(self, member: Member) -> None:
+        """Note that a server is lost; free a client's producers and its place in its job."""
         with self._lock:
             # a goodbye and the end of its grace may both bring a member here: only the first
             # counts
@@ -453,7 +453,7 @@ class Presence:
             self.lose(given_up)
         for member in overdue:  # in threads, as their workers may take long to end
             new_thread(
-                target=self._left, args=(member,), name=f"end of {member.name}",
+                target=self._note_departure, args=(member,), name=f"end of {member.name}",
                 on_death=nothing_hangs_on_it,
             ).start()  # fmt: skip
         for session in visits:
@@ -493,7 +493,7 @@ class Presence:
                     member.tell(refused=f"this is storage cluster {cluster} by now")
                     strangers.append(member)
         for member in strangers:
-            self._left(member)
+            self._note_departure(member)
 
     @property
     def is_over(self) -> bool:

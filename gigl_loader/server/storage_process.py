@@ -240,7 +240,7 @@ class Endpoint(Presence):
                 return
             self._stopping = True
             # before the listener ends, so that members that leave from here on are not freed one by
-            # one (`_left`)
+            # one (`_note_departure`)
             sessions = list(self._attendance.members)
         self.over.set()
         if end is EndReason.JOB_OVER:

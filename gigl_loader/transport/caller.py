@@ -168,7 +168,7 @@ class Caller:
         with self._sending:
             connection = self._connection
             if connection is not None:
-                self._check_size(reply, connection.max_ask_bytes)
+                self._check_request_size(reply, connection.max_ask_bytes)
             with self._state:
                 if self._closed is not None:
                     raise fresh_copy(self._closed)
@@ -179,13 +179,16 @@ class Caller:
                 self._send(connection, reply, time.monotonic() + timeout_s)
             else:
                 with self._reading_turn() as mine:
-                    if mine:  # else the thread with the role connects and sends all that is pending
+                    if (
+                        mine
+                    ):  # else the thread whose turn it is connects and sends all that is pending
                         now = time.monotonic()
                         self._redial_or_give_up(now + _DIAL_S, now + timeout_s)
         self._release_if_closed()
         return reply
 
-    def _check_size(self, reply: Reply[Any], most: int) -> None:
+    def _check_request_size(self, reply: Reply[Any], most: int) -> None:
+        """Raise `ProtocolError` if a request has more bytes than the listener takes."""
         size = sum(view.nbytes for view in reply.views)
         # `most` limits the arrays; headers have a limit of their own
         if size > most + 2 * MAX_HEADER_BYTES:
@@ -428,7 +431,8 @@ class Caller:
     def _join(self, stream: Stream, address: sockets.Address, deadline: float) -> _Connection:
         latest = max(deadline, time.monotonic() + _HANDSHAKE_S)
 
-        def patience() -> float:
+        def next_wait_s() -> float:
+            """Return how long to wait next; raises if the time is over."""
             self._note_standstill()
             # a listener that has begun its greeting is alive but busy: it gets the whole time
             left = (latest if stream.first_bytes else deadline) - time.monotonic()
@@ -438,10 +442,10 @@ class Caller:
                 raise TimeoutError("it did not answer the handshake")
             return min(left, _SLICE_S)
 
-        stream.connect(address, patience)
+        stream.connect(address, next_wait_s)
         try:
             steps = join(stream, self._security, self._name, self.session, self._lane)
-            admitted: Admitted = drive(steps, stream, patience)
+            admitted: Admitted = drive(steps, stream, next_wait_s)
         except JoinRefusedError as error:
             text = f"{self.what} and {self._name} do not let each other in: {error}"
             raise JoinRefusedError(text, error.end) from error

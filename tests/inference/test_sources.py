@@ -79,7 +79,7 @@ def test_digests_tell_graphs_apart() -> None:
 
 
 def test_what_a_node_reads_is_its_own_row_and_those_of_its_neighbours() -> None:
-    assert _changed().bytes_per_node() == (1 + 420 / 60) * full_jobs.WIDTH * 4
+    assert _changed().bytes_with_neighbors() == (1 + 420 / 60) * full_jobs.WIDTH * 4
 
 
 class _Store:
@@ -161,7 +161,7 @@ def test_features_of_edges_without_ids_cannot_be_found() -> None:
 def test_a_stored_graph_is_measured_by_a_sample() -> None:
     store: Any = _Store()
     graph = StoredGraph(store, ALONE)
-    assert graph.bytes_per_node() == (1 + 420 / 60) * full_jobs.WIDTH * 4
+    assert graph.bytes_with_neighbors() == (1 + 420 / 60) * full_jobs.WIDTH * 4
     before = graph.digest()
     assert before == StoredGraph(store, ALONE).digest()
     store.identity = "other servers"

@@ -183,6 +183,6 @@ def test_a_process_that_was_given_up_is_told_so():
     """Its connections are cut off for too long, and come back."""
     with storage() as (endpoint,), joined(endpoint.address) as connection:
         member = next(iter(endpoint._attendance.members.values()))
-        endpoint._left(member)
+        endpoint._note_departure(member)
         with pytest.raises(Exception, match="was given up: its producers have ended"):
             connection.connections[0].call("ping").result(30)
