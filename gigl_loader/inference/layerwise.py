@@ -173,8 +173,8 @@ def full_graph_inference(
         # Some ranks may have a part of another run, and others none.
         with report_failure_to_ranks("could not begin its inference", group):
             results = _results(graph, exchange.rank, out, identity, ending, stack)
-            # After digest() and bytes_with_neighbors(), which fetched samples of nodes: from now on edges
-            # are kept by the first id of a range.
+            # After digest() and bytes_with_neighbors(), which fetched samples of nodes: from now on
+            # edges are kept by the first id of a range.
             if isinstance(graph, StoredGraph):
                 _keep_edges(graph, layers, out, stack)
             files = {}

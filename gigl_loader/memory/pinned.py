@@ -148,6 +148,7 @@ def _unpin(registry: CudaHostRegistry, address: int, owner_pid: int) -> None:
 
 
 def default_registry(device: torch.device | None) -> CudaHostRegistry | None:
+    """Return what pins memory for a device; None: there is no CUDA, or none for it."""
     if not torch.cuda.is_available() or (device is not None and device.type != "cuda"):
         return None
     index = device.index if device is not None else None
