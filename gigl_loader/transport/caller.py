@@ -179,9 +179,7 @@ class Caller:
                 self._send(connection, reply, time.monotonic() + timeout_s)
             else:
                 with self._reading_turn() as mine:
-                    if (
-                        mine
-                    ):  # else the thread whose turn it is connects and sends all that is pending
+                    if mine:  # else the thread that reads connects, and sends all that is pending
                         now = time.monotonic()
                         self._redial_or_give_up(now + _DIAL_S, now + timeout_s)
         self._release_if_closed()
