@@ -183,7 +183,7 @@ class Part:
     files: dict[str, ArraySpec] = field(default_factory=dict)
     """Files of other formats, as bytes; by the path below the directory."""
     stamps: dict[str, FileStamp] = field(default_factory=dict)
-    """Of the files that `check_sizes` has looked at; by the path below the directory."""
+    """Stamps of the files that `check_sizes` has looked at, by path below the directory."""
 
     def path(self, name: str) -> Path:
         """Return the file of an array."""

@@ -327,8 +327,12 @@ def _offer(
     value: wp.float64,
     item: wp.int64,
 ) -> None:
-    """Replace the last choice by an item after all others, if the item comes before that choice."""
-    if value < values[i, 0]:
+    """Replace the last choice by an item that comes before it: of equal values the earlier one.
+
+    Items in stored order never win by that; those of the parts of a row are in no order.
+    """
+    last = values[i, 0]
+    if value < last or (value == last and item < items[i, 0]):
         values[i, 0] = value
         items[i, 0] = item
         _sift_down(values, items, i, 0, size)
@@ -551,12 +555,7 @@ def join_long_rows(
                     if heaped == 0:
                         _make_heap(values, offsets, i, size)
                         heaped = wp.int32(1)
-                    # Items of a part are in no order: of equal values the earlier one stays.
-                    values_last = values[i, 0]
-                    if value < values_last or (value == values_last and item < offsets[i, 0]):
-                        values[i, 0] = value
-                        offsets[i, 0] = item
-                        _sift_down(values, offsets, i, 0, size)
+                    _offer(values, offsets, i, size, value, item)
         _sort_by_position(values, offsets, i, size)
         counts[i] = wp.int64(size)
         for j in range(size, width):
