@@ -59,7 +59,8 @@ def answer_for_edge_ids(batch: Data | HeteroData) -> None:
     """Let ``batch.e_id`` raise `NoEdgeIdsError` in the stores that lack it."""
     for edges in batch.edge_stores:
         ours = _OURS.get(type(edges))
-        if ours is not None and "e_id" not in edges:
+        # in its dict: a storage answers `in` by a lookup that raises, for each batch
+        if ours is not None and "e_id" not in edges._mapping:
             # Its class alone, which has no state of its own: the batch refers to this object. By
             # object's own method, as a store takes other attributes for values.
             object.__setattr__(edges, "__class__", ours)

@@ -129,7 +129,7 @@ def sampled_fields(
         )
     fields = [one if isinstance(one, Field) else _field_of(one, sampler) for one in found]
     keys = {one.key for one in fields}
-    if not any(name == NODE or name.endswith(f".{NODE}") for name in keys):
+    if NODE not in keys and not any(name.endswith(f".{NODE}") for name in keys):
         raise ConfigError(
             f"the sampler's method {name_of(sampler.sample)} returned no {NODE!r}, the nodes of "
             f"the batch; its fields are {sorted(keys)}"
