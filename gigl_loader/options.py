@@ -228,6 +228,9 @@ SamplerOptions = KHopNeighborSamplerOptions | CustomSamplerOptions | PPRSamplerO
 Shard = Literal["machine", "world", "none"]
 EvenRanks = Literal["drop", "wrap"]
 Exchange = Literal["workers", "collective"]
+Shuffle = bool | Literal["groups"]
+GROUPS: Literal["groups"] = "groups"
+DEFAULT_GROUPS_PER_BATCH = 16
 TemporalStrategy = Literal["uniform", "last"]
 SamplingMethod = Literal["uniform", "labor"]
 if TYPE_CHECKING:  # workers import this module and do without PyG, whose enum is taken, too
@@ -396,6 +399,9 @@ class SourceOptions:
     cache: "CacheOptions | None" = None
     """Cache of other machines' rows; None: no cache. With a graph store the compute process has it,
     and batches travel without rows."""
+    groups_per_batch: int | None = None
+    """Groups of seeds that are mixed at a time, with the column `gigl_loader.message.SEED_GROUP`;
+    None: seeds are shuffled without regard to groups."""
     asks_for_rows: bool = False
     """Graph store: the compute process fetches rows from their owners if the sampling server does
     not own them, so that each row crosses the network once."""

@@ -76,14 +76,14 @@ FACES = {
         "view": "A Adjacency Book Matrix Owner PartitionView ROW_KINDS Row Rows TimeOrder earlier "
         "keys_of owner_of",
         "placement": "Placement",
-        "schema": "DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE DatasetSchema "
-        "EdgeDir EdgeType FeatureInfo FilePath NEIGHBOR_TIME NodeType SPLITS Split "
+        "schema": "COMMUNITY DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE "
+        "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath NEIGHBOR_TIME NodeType SPLITS Split "
         "check_type_names edge_type_str glt_edge_type is_label_edge_type "
         "label_to_message_passing message_passing_to_negative_label "
         "message_passing_to_positive_label plain_edge_type reverse_edge_type row_type",
         # edges and rows of given ids, and who has which
         "adjacency": "EdgeBlock all_edges block_of edges_of",
-        "lookup": "Kind RowLookup check_ids num_ids_of widened",
+        "lookup": "DistFeature Kind RowLookup RowsOf check_ids num_ids_of type_of_ids widened",
         "by_type": "Counts EdgeInfo NodeInfo",
         "split_ids": "names_of",
         "build": "owned_ids",

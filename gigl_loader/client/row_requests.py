@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from gigl_loader.client.client import current_cluster
 from gigl_loader.client.connection import ServerConnection
 from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.dataset.adjacency import EdgeBlock, block_of
-from gigl_loader.dataset.lookup import Kind, check_ids, widened
+from gigl_loader.dataset.lookup import Kind, RowsOf, check_ids, type_of_ids, widened
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -114,12 +115,12 @@ class StoreLookup:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def rows(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> Tensor:
+    def rows(self, kind: Kind, name: RowsOf, ids: Tensor) -> Tensor:
         """Return the rows of ``ids``, in their order; quantised features as float32.
 
         Args:
             kind: Kind of the rows.
-            name: The type.
+            name: The type, or of an attribute the node type and its name.
             ids: ``[n]`` int64, global; repeats allowed.
 
         Raises:
@@ -129,9 +130,7 @@ class StoreLookup:
         """
         return self._fetch_of(kind, name, ids)()
 
-    def rows_later(
-        self, kind: Kind, name: NodeType | EdgeType, ids: Tensor
-    ) -> "torch.futures.Future[Tensor]":
+    def rows_later(self, kind: Kind, name: RowsOf, ids: Tensor) -> "torch.futures.Future[Tensor]":
         """Request rows as `rows` does, but return a future at once."""
         found: torch.futures.Future[Tensor] = torch.futures.Future()
         fetch = self._fetch_of(kind, name, ids)
@@ -171,14 +170,13 @@ class StoreLookup:
         positions = [torch.from_numpy(at) for _, at in pieces]
         return merged_edges(ids.numel(), positions, self._ask("get_edges", pieces, requests))
 
-    def _fetch_of(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> Callable[[], Tensor]:
+    def _fetch_of(self, kind: Kind, name: RowsOf, ids: Tensor) -> Callable[[], Tensor]:
         """Return a function that fetches the rows of ``ids``, which are read before it returns."""
         count = ids.numel()
-        pieces = self._pieces("edge" if kind == "edge_features" else "node", name, ids)
-        requests = [
-            {"request": RowsRequest(kind, name, PackedInts.of(ids.numpy()[at]), with_scales=True)}
-            for _, at in pieces
-        ]
+        what = "edge" if kind == "edge_features" else "node"
+        pieces = self._pieces(what, type_of_ids(kind, name), ids)
+        asked = (RowsRequest.of(kind, name, PackedInts.of(ids.numpy()[at])) for _, at in pieces)
+        requests = [{"request": replace(one, with_scales=True)} for one in asked]
 
         def fetch() -> Tensor:
             answers: list[RowsAnswer] = self._ask("get_rows", pieces, requests)

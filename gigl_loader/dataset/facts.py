@@ -15,6 +15,7 @@ from gigl_loader.dataset.checks import check_count, count_not_numbers
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.mapped_reader import OriginalIds
 from gigl_loader.dataset.schema import (
+    COMMUNITY,
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     NEIGHBOR_TIME,
@@ -402,6 +403,9 @@ def make_schema(view: PartitionView) -> DatasetSchema:
         node_attributes=_names(view.node_attributes),
         edge_attributes=_names(view.edge_attributes),
         num_classes=dict(view.num_classes),
+        types_with_communities=tuple(
+            sorted(of for of, name in view.node_attributes if name == COMMUNITY)
+        ),
     )
 
 

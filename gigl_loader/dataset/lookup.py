@@ -122,7 +122,14 @@ def check_feature_dtype(
     return chosen
 
 
-Kind = Literal["node_features", "node_labels", "edge_features"]
+Kind = Literal["node_features", "node_labels", "edge_features", "node_attributes"]
+RowsOf = NodeType | EdgeType | tuple[NodeType, str]
+"""Name of a matrix: its type; of an attribute, the node type and the attribute."""
+
+
+def type_of_ids(kind: Kind, name: RowsOf) -> NodeType | EdgeType:
+    """Return the type of the ids by which a matrix is looked up."""
+    return cast("NodeType | EdgeType", name[0] if kind == "node_attributes" else name)
 
 
 class RowLookup:
@@ -149,12 +156,12 @@ class RowLookup:
         holders = holders_of(view.num_partitions, [part for part, _ in everyone])
         self._rank_of = torch.tensor([r[exchange.rank % len(r)] for r in holders])
 
-    def rows(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> Tensor:
+    def rows(self, kind: Kind, name: RowsOf, ids: Tensor) -> Tensor:
         """Return the rows of ``ids``, in their order; quantised features as float32. Collective.
 
         Args:
             kind: Which matrices.
-            name: The type.
+            name: The type, or of an attribute the node type and its name.
             ids: ``[n]`` int64, global; repeats allowed.
 
         Raises:
@@ -165,10 +172,11 @@ class RowLookup:
         if rows is None:
             raise ConfigError(f"the dataset has no {kind.replace('_', ' ')} of {name!r}")
         books: Any = self._view.edge_books if kind == "edge_features" else self._view.node_books
-        book = books.get(name)
-        check_ids(ids, name, self._num_ids(name, rows) if book is None else book.num_ids)
+        of_ids = type_of_ids(kind, name)
+        book = books.get(of_ids)
+        check_ids(ids, of_ids, self._num_ids(of_ids, rows) if book is None else book.num_ids)
         if book is None or f"{kind} {name}" in self._whole or self._exchange.size == 1:
-            return widened(_take(rows, ids, name), rows.scales)
+            return widened(_take(rows, ids, of_ids), rows.scales)
         asked = RowsFromRanks(self._exchange, ids, self._rank_of[book.owner(ids)])
         received = asked.answers(_take(rows, asked.theirs))
         out = received.new_empty((ids.numel(), *received.shape[1:]))
@@ -178,9 +186,7 @@ class RowLookup:
         # after the exchange, which then sends one or two bytes per number, not four
         return widened(out, rows.scales)
 
-    def rows_later(
-        self, kind: Kind, name: NodeType | EdgeType, ids: Tensor
-    ) -> "torch.futures.Future[Tensor]":
+    def rows_later(self, kind: Kind, name: RowsOf, ids: Tensor) -> "torch.futures.Future[Tensor]":
         """Return the result of `rows`, available at once, as ranks call at the same time."""
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         future.set_result(self.rows(kind, name, ids))
@@ -261,7 +267,7 @@ class DistFeature:
 
     Args:
         dataset: A ``DistDataset`` of ours, or a ``RemoteDistDataset``.
-        kind: ``"node_features"``, ``"node_labels"`` or ``"edge_features"``.
+        kind: ``"node_features"``, ``"node_labels"``, ``"edge_features"`` or ``"node_attributes"``.
         group: Process group of the ranks; None: the default one, or a single process. Not for a
             ``RemoteDistDataset``.
     """
@@ -278,12 +284,13 @@ class DistFeature:
             exchange = RankExchange(group, f"{kind} were looked up")
             self._lookup = RowLookup(cast("OfPartition", dataset).view(), exchange)
 
-    def get(self, ids: Tensor, input_type: NodeType | EdgeType | None = None) -> Tensor:
+    def get(self, ids: Tensor, input_type: RowsOf | None = None) -> Tensor:
         """Return the rows of ``ids``, in their order. Collective, except over a graph store.
 
         Args:
             ids: ``[n]`` int64, global; repeats allowed.
-            input_type: Node or edge type; None if there is one.
+            input_type: Node or edge type, or of an attribute ``(node type, name)``; None if there
+                is one.
 
         Raises:
             ConfigError: There is no such matrix or id, or the type is missing. All ranks need valid
@@ -298,7 +305,7 @@ class DistFeature:
         return self.get(ids[1], ids[0]) if isinstance(ids, tuple) else self.get(ids)
 
     def async_get(
-        self, ids: Tensor, input_type: NodeType | EdgeType | None = None
+        self, ids: Tensor, input_type: RowsOf | None = None
     ) -> "torch.futures.Future[Tensor]":
         """Return the result of `get` as a future, as GLT does.
 

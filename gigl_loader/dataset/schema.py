@@ -31,6 +31,11 @@ NEIGHBOR_TIME = "_time_of_neighbor_"
 """Before the name of a node attribute: the attribute of edges that has its value of the neighbour,
 which may be another partition's node. Batches do not have it."""
 
+COMMUNITY = "_community"
+"""Name of the node attribute with the communities that partitioning wrote, int64: dense ids from 0,
+unique over the whole graph and all its types. Batches do not have it; a user's ``community`` is
+another attribute."""
+
 WEIGHT_NAMES = ("edge_weight", "weights")
 """What weights are called in a PyG graph; without a name they are carried as the first."""
 
@@ -67,6 +72,8 @@ class DatasetSchema:
     """Names of further edge attributes (``edge_weight``...), by edge type."""
     num_classes: "dict[NodeType, int]" = field(default_factory=dict)
     """By type, the classes of its labels over all partitions, if known."""
+    types_with_communities: "tuple[NodeType, ...]" = ()
+    """Types whose nodes have the attribute `COMMUNITY`."""
 
 
 def plain_edge_type(edge_type: EdgeType) -> EdgeType:

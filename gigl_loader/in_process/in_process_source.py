@@ -56,10 +56,9 @@ from gigl_loader.sampler.plan import Sampler, SampleRequest, SeedInput
 from gigl_loader.sampler.row_exchange import LaterPeers, LaterRows
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.source.sampled_input import (
+    SeedOrders,
     check_files,
-    epoch_order,
     make_plan,
-    num_batches,
     sampler_kind,
     view_of,
 )
@@ -245,6 +244,10 @@ class InProcessSource:
         extra = getattr(sampler_input, "extra", None) or {}
         columns = {name: tensors.as_array(column) for name, column in extra.items()}
         self._input = SeedInput(sampler_input.node.numpy(), columns)
+        self._orders = SeedOrders(
+            SeedInput(sampler_input.node, dict(extra)), config, source_options.seed,
+            source_options.groups_per_batch,
+        )  # fmt: skip
         self._sampler_kind = sampler_kind(sampler_options)
         self._concurrency, self._device = concurrency, device or torch.device("cpu")
         self._rows: DeviceRows | None = None
@@ -291,8 +294,7 @@ class InProcessSource:
     @property
     def num_batches(self) -> int:
         """Batches of an epoch over the whole input."""
-        config = self.sampling_config
-        return num_batches(len(self._input), config.batch_size, config.drop_last)
+        return self._orders.num_batches
 
     def count_waiting(self) -> int:
         """Return how many sampled batches wait to be taken."""
@@ -312,10 +314,8 @@ class InProcessSource:
         self.cancel_epoch()
         # The lanes' groups are those of the previous epoch: its last rounds must be over.
         wait_for_lanes(self._threads, self._peers, self.source_options.timeout_s)
-        order = None
-        if self.sampling_config.shuffle:
-            seed = self.source_options.seed if attempt.seed is None else attempt.seed
-            order = epoch_order(len(self._input), seed, attempt.epoch).numpy()
+        shuffled = self._orders.of(0, attempt.epoch, attempt.seed)
+        order = None if shuffled is None else shuffled.numpy()
         # Threads get the epoch as an argument: they work on this one, even after the next has
         # begun.
         begun = self._epoch = EpochBatches(attempt, batches, positions, order, self._room())

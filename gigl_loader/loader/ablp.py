@@ -36,7 +36,7 @@ from gigl_loader.loader.seed_input import (
     check_time_given,
 )
 from gigl_loader.message import SampleMessage
-from gigl_loader.options import SamplerOptions
+from gigl_loader.options import SamplerOptions, Shuffle
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.source.remote_dataset import ABLPInputNodes, RemoteDataset
@@ -76,7 +76,14 @@ class DistABLPLoader(BaseDistLoader):
             that copy one of its positives, in either direction. True: for all message-passing edge
             types between the two node types; a list: for these types only.
         batch_size (int): Anchors per batch.
-        shuffle (bool): Shuffle the seeds every epoch.
+        shuffle (bool | Literal['groups']): Shuffle the seeds every epoch. ``"groups"``: shuffle
+            their groups, and the seeds of every ``groups_per_batch`` groups with each other, so
+            that the seeds of a batch have common neighbours.
+        seed_groups: With ``shuffle="groups"``: the name of the node attribute with the groups, or
+            the group of each node of the seeds' type, ``[num_nodes]`` integers; or one of these by
+            node type. None: the seeds of one part are a group, or if partitioning wrote
+            communities, those of one part and community.
+        groups_per_batch (int): With ``shuffle="groups"``: groups that are mixed at a time.
         drop_last (bool): Leave out an incomplete last batch.
         seed (int | None): Decides shuffle and draws. None: a seed is drawn once, and logged.
         with_edge (bool | None): Whether batches have edge ids. None: if there are edge features.
@@ -201,7 +208,7 @@ class DistABLPLoader(BaseDistLoader):
         channel_size: int | str = "4GB",
         process_start_gap_seconds: float | None = None,
         num_cpu_threads: int | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         drop_last: bool = False,
         with_weight: bool = False,
         sampler_options: SamplerOptions | None = None,

@@ -351,6 +351,7 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         of_world = self._shard == "world"
         options = self._source.source_options  # of ranks that share a key: their leader's
         by_logarithm = self.with_weight and not options.replace
+        in_groups = options.groups_per_batch is not None
         # One state is valid for any number of ranks if batches are numbered over the job.
         of_rank = {"rank": self._runtime.rank, "world_size": self._runtime.world_size}
         return {
@@ -363,8 +364,11 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
             "drop_last": self.drop_last,
             "seed": self._seed,
             "draw_version": draw_version(
-                by_logarithm=by_logarithm, strict_pairs=self._has_strict_pairs
+                by_logarithm=by_logarithm,
+                strict_pairs=self._has_strict_pairs,
+                in_groups=in_groups,
             ),
+            **({"groups_per_batch": options.groups_per_batch} if in_groups else {}),
             **({} if of_world else of_rank),
             **({"pad": str(self._padding)} if self._may_split else {}),
         }

@@ -36,7 +36,7 @@ from gigl_loader.loader.seed_input import (
     check_time_given,
 )
 from gigl_loader.message import IS_HETERO, SampleMessage
-from gigl_loader.options import SamplerOptions
+from gigl_loader.options import SamplerOptions, Shuffle
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.source.remote_dataset import RemoteDataset
@@ -78,7 +78,14 @@ class DistLinkNeighborLoader(BaseDistLoader):
         strict (bool): No negative is an edge of the graph: the owner of each is asked. A node may
             be a negative of itself, as in PyG.
         batch_size (int): Seed edges per batch.
-        shuffle (bool): Shuffle the seeds every epoch.
+        shuffle (bool | Literal['groups']): Shuffle the seeds every epoch. ``"groups"``: shuffle
+            their groups, and the seeds of every ``groups_per_batch`` groups with each other, so
+            that the seeds of a batch have common neighbours.
+        seed_groups: With ``shuffle="groups"``: the name of the node attribute with the groups, or
+            the group of each node of the seeds' type, ``[num_nodes]`` integers; or one of these by
+            node type. None: the seeds of one part are a group, or if partitioning wrote
+            communities, those of one part and community. A seed edge is in the group of its source.
+        groups_per_batch (int): With ``shuffle="groups"``: groups that are mixed at a time.
         drop_last (bool): Leave out an incomplete last batch.
         seed (int | None): Decides shuffle and draws. None: a seed is drawn once, and logged.
         with_edge (bool | None): Whether batches have edge ids. None: if there are edge features.
@@ -210,7 +217,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         prefetch_size: int | None = None,
         process_start_gap_seconds: float | None = None,
         num_cpu_threads: int | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         drop_last: bool = False,
         with_weight: bool = False,
         sampler_options: SamplerOptions | None = None,

@@ -30,12 +30,15 @@ from gigl_loader.loader.sampling_options import (
     flag,
     positive,
 )
+from gigl_loader.loader.seed_groups import GroupSource, SeedGroups
 from gigl_loader.loader.world import check_shard
 from gigl_loader.message import PPR
 from gigl_loader.options import (
+    DEFAULT_GROUPS_PER_BATCH,
     DEFAULT_MAX_RESTARTS,
     DEFAULT_RECONNECT_S,
     DEFAULT_TIMEOUT_S,
+    GROUPS,
     CacheOptions,
     CustomSamplerOptions,
     EvenRanks,
@@ -47,6 +50,7 @@ from gigl_loader.options import (
     PPRSamplerOptions,
     SamplerOptions,
     Shard,
+    Shuffle,
     SourceOptions,
     options_of_batches,
 )
@@ -79,6 +83,8 @@ class LoaderKeywords(ExpansionKeywords, total=False):
     transform: Callable[[Any], Any] | None
     transform_sampler_output: Callable[[Any], Any] | None
     pad: bool | dict[str, Any]
+    seed_groups: SeedGroups | None
+    groups_per_batch: int
 
 
 class AllKeywords(LoaderKeywords, total=False):
@@ -95,7 +101,7 @@ class AllKeywords(LoaderKeywords, total=False):
     prefetch_size: int | None
     process_start_gap_seconds: float | None
     num_cpu_threads: int | None
-    shuffle: bool
+    shuffle: Shuffle
     drop_last: bool
     with_weight: bool
     sampler_options: SamplerOptions | None
@@ -126,7 +132,7 @@ class LoaderOptions:
     prefetch_size: int | None = None
     process_start_gap_seconds: float | None = None
     num_cpu_threads: int | None = None
-    shuffle: bool = False
+    shuffle: Shuffle = False
     drop_last: bool = False
     with_weight: bool = False
     sampler_options: SamplerOptions | None = None
@@ -150,6 +156,8 @@ class LoaderOptions:
     transform: Callable[[Any], Any] | None = None
     transform_sampler_output: Callable[[Any], Any] | None = None
     pad: bool | dict[str, Any] = False
+    seed_groups: SeedGroups | None = None
+    groups_per_batch: int = DEFAULT_GROUPS_PER_BATCH
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
 
     @classmethod
@@ -166,7 +174,7 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         positive("batch_size", self.batch_size)
-        flag("shuffle", self.shuffle)
+        self._check_shuffle()
         flag("drop_last", self.drop_last)
         flag("with_weight", self.with_weight)
         if self.exchange not in ("workers", "collective"):
@@ -199,6 +207,17 @@ class LoaderOptions:
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
         self._check_fanouts_agree()
+
+    def _check_shuffle(self) -> None:
+        if not isinstance(self.shuffle, bool) and self.shuffle != GROUPS:
+            raise ConfigError(f'shuffle must be True, False or "groups", got {self.shuffle!r}')
+        positive("groups_per_batch", self.groups_per_batch)
+        given = self.seed_groups is not None or self.groups_per_batch != DEFAULT_GROUPS_PER_BATCH
+        if given and not self.in_groups:
+            raise ConfigError(
+                f"seed_groups and groups_per_batch say how seeds are shuffled in groups, and "
+                f'shuffle={self.shuffle!r}: give shuffle="groups", or leave them out'
+            )
 
     def _check_no_workers(self) -> None:
         """Raise `ConfigError` if a keyword is for workers, and there are none."""
@@ -246,6 +265,11 @@ class LoaderOptions:
             )
 
     @property
+    def in_groups(self) -> bool:
+        """Whether seeds are shuffled in groups."""
+        return self.shuffle == GROUPS
+
+    @property
     def is_weighted(self) -> bool:
         """Whether neighbours are drawn by weight; a name for the weights implies it."""
         return self.with_weight or self.weight_attr is not None
@@ -273,7 +297,7 @@ class LoaderOptions:
     def sampling_config(self, schema: DatasetSchema) -> SamplingConfig:
         """Return GLT's config, for a dataset of this schema."""
         return create_sampling_config(
-            self.num_neighbors, schema, self.batch_size, self.shuffle, self.drop_last,
+            self.num_neighbors, schema, self.batch_size, bool(self.shuffle), self.drop_last,
             self.is_weighted, self.with_edge, self.seed,
         )  # fmt: skip
 
@@ -363,7 +387,20 @@ class LoaderOptions:
             max_restarts=self.max_restarts,
             reconnect_timeout_s=self.reconnect_timeout,
             cache=self.cache,
+            groups_per_batch=self.groups_per_batch if self.in_groups else None,
         )
+
+    def group_source(
+        self, input_type: NodeType | None, schema: DatasetSchema, num_nodes: Mapping[NodeType, int]
+    ) -> GroupSource | None:
+        """Return where the groups of seeds are; None: seeds are shuffled without, or not at all.
+
+        Raises:
+            ConfigError: See `GroupSource.of`.
+        """
+        if not self.in_groups:
+            return None
+        return GroupSource.of(self.seed_groups, input_type, schema, num_nodes)
 
     def same_on_all_ranks(self, config: SamplingConfig, options: SourceOptions) -> dict[str, str]:
         """Return the options on which all ranks have to agree, as strings by name.

@@ -155,16 +155,25 @@ def colocated_arguments(
             options, config.num_neighbors, data.schema, data.view().num_nodes, [whole], sampler,
             runtime.world_size,
         )  # fmt: skip
+        groups = given.group_source(whole.input_type, data.schema, data.view().num_nodes)
+        if groups is not None:
+            groups.check_attribute(data)
     same = given.same_on_all_ranks(config, source_options)
     told = RankInput(
         seed=source_options.seed,
         weighted=weighted_types(data) if given.is_weighted else None,
         partition=(data.num_partitions, data.partition_idx),
-        options={**same, "input_type": repr(whole.input_type)},
+        options={
+            **same,
+            "input_type": repr(whole.input_type),
+            "seed_groups": "none" if groups is None else groups.told,
+        },
     )
     # The one exchange after the checks: a rank that gave up takes part through
     # `error_sent_to_ranks`, so that each rank takes part once, with any outcome.
     sampler_input, seed = share_input(whole, runtime, told)
+    if groups is not None:
+        groups.add_to([sampler_input], data, given.groups_per_batch)
     own, given_seeds = sampler_input.node.numel(), whole.node.numel()
     log_start(kind, local_seeds(data, whole), own, given_seeds)
     # Before the producer exists, since its plan has the seed in every draw.
@@ -292,6 +301,9 @@ def remote_arguments(
     if prefetch is None:
         prefetch = max(LEAST_PREFETCH, given.worker_concurrency)
     remote_source().check_joined(runtime.rank, runtime.world_size)
+    groups = given.group_source(inputs[0].input_type, schema, num_nodes)
+    if groups is not None:
+        groups.add_to(inputs, dataset, given.groups_per_batch)
     worker_options = graph_store_options(
         dataset=dataset,
         worker_key=f"{name} {f'rank {runtime.rank}' if shared_by is None else shared_by}",

@@ -28,7 +28,7 @@ from gigl_loader.loader.seed_input import (
     typed_seeds,
 )
 from gigl_loader.message import INPUT_ID
-from gigl_loader.options import SamplerOptions
+from gigl_loader.options import SamplerOptions, Shuffle
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 from gigl_loader.source.held_seeds import HeldSeeds, RemoteSamplerInput
@@ -54,7 +54,14 @@ class DistNeighborLoader(BaseDistLoader):
             Colocated, the processes of a machine with the same seeds split them contiguously; a
             process with its own seeds, such as those of its own partition, keeps them all.
         batch_size (int): Seeds per batch.
-        shuffle (bool): Shuffle the seeds every epoch.
+        shuffle (bool | Literal['groups']): Shuffle the seeds every epoch. ``"groups"``: shuffle
+            their groups, and the seeds of every ``groups_per_batch`` groups with each other, so
+            that the seeds of a batch have common neighbours.
+        seed_groups: With ``shuffle="groups"``: the name of the node attribute with the groups, or
+            the group of each node of the seeds' type, ``[num_nodes]`` integers; or one of these by
+            node type. None: the seeds of one part are a group, or if partitioning wrote
+            communities, those of one part and community.
+        groups_per_batch (int): With ``shuffle="groups"``: groups that are mixed at a time.
         drop_last (bool): Leave out an incomplete last batch.
         seed (int | None): Decides shuffle and draws. None: a seed is drawn once, and logged.
         with_edge (bool | None): Whether batches have edge ids. None: if there are edge features.
@@ -185,7 +192,7 @@ class DistNeighborLoader(BaseDistLoader):
         prefetch_size: int | None = None,
         process_start_gap_seconds: float | None = None,
         num_cpu_threads: int | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         drop_last: bool = False,
         with_weight: bool = False,
         sampler_options: SamplerOptions | None = None,
@@ -290,7 +297,14 @@ class DistSubGraphLoader(DistNeighborLoader):
         num_neighbors: Neighbours per hop; None: the subgraph of the seeds alone.
         input_nodes: As in `DistNeighborLoader`.
         batch_size (int): Seeds per batch.
-        shuffle (bool): Shuffle the seeds every epoch.
+        shuffle (bool | Literal['groups']): Shuffle the seeds every epoch. ``"groups"``: shuffle
+            their groups, and the seeds of every ``groups_per_batch`` groups with each other, so
+            that the seeds of a batch have common neighbours.
+        seed_groups: With ``shuffle="groups"``: the name of the node attribute with the groups, or
+            the group of each node of the seeds' type, ``[num_nodes]`` integers; or one of these by
+            node type. None: the seeds of one part are a group, or if partitioning wrote
+            communities, those of one part and community.
+        groups_per_batch (int): With ``shuffle="groups"``: groups that are mixed at a time.
         drop_last (bool): Leave out an incomplete last batch.
         seed (int | None): Decides shuffle and draws. None: a seed is drawn once, and logged.
         with_edge (bool | None): Whether batches have edge ids. None: if there are edge features.

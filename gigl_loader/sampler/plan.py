@@ -35,7 +35,7 @@ RowsName = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
 """Key of a matrix, its type; key of an attribute, type and name."""
 
 
-def draw_version(*, by_logarithm: bool, strict_pairs: bool) -> int:
+def draw_version(*, by_logarithm: bool, strict_pairs: bool, in_groups: bool = False) -> int:
     """Return the version of a loader's draws, which its saved states have.
 
     It increases with a release that draws or shuffles otherwise for the same seed, so that an older
@@ -46,7 +46,10 @@ def draw_version(*, by_logarithm: bool, strict_pairs: bool) -> int:
             the logarithm of the machine's C library, which no GPU has.
         strict_pairs: It has strict binary negatives. In 1 a source kept its negative however many
             of its pairs were edges, so that pairs were not uniform.
+        in_groups: Its seeds are shuffled in groups, which came with 4.
     """
+    if in_groups:
+        return 4
     if by_logarithm:
         return 3
     return 2 if strict_pairs else 1

@@ -16,7 +16,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory import tensors
-from gigl_loader.message import AT_ONCE_STREAM, SEED_TIME, BatchTicket
+from gigl_loader.message import AT_ONCE_STREAM, SEED_GROUP, SEED_TIME, BatchTicket
 from gigl_loader.options import CustomSamplerOptions, SamplerOptions, SourceOptions
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
@@ -43,13 +43,31 @@ def sampler_kind(options: SamplerOptions | None) -> SamplerKind:
     return own.with_keywords(options.keywords)
 
 
-def epoch_order(num_seeds: int, seed: int, epoch: int) -> Tensor:
-    """Return the shuffle of an epoch: ``[num_seeds]`` int64, a function of ``(seed, epoch)``."""
+def epoch_order(
+    num_seeds: int, seed: int, epoch: int, groups: Tensor | None = None, groups_per_batch: int = 1
+) -> Tensor:
+    """Return the shuffle of an epoch: ``[num_seeds]`` int64, a function of its arguments alone.
+
+    Args:
+        num_seeds: How many there are.
+        seed: The loader's.
+        epoch: Its number.
+        groups: ``[num_seeds]`` int64, the group of each, from 0 on. The groups are shuffled and
+            dealt into mixes, one mix after another, and the seeds of each mix are shuffled. None:
+            all seeds are one mix.
+        groups_per_batch: Groups of a mix; the last mix may have fewer.
+    """
     # A separate generator: the global one is the user's, and differs between ranks. The multipliers
     # (the first two primes of xxHash32) keep (seed, epoch) and (seed + 1, epoch - 1) apart.
     generator = torch.Generator()
     generator.manual_seed((seed * 0x9E3779B1 + epoch * 0x85EBCA77 + 1) % 2**63)
-    return torch.randperm(num_seeds, generator=generator)
+    shuffled = torch.randperm(num_seeds, generator=generator)
+    if groups is None or not num_seeds:
+        return shuffled
+    places = torch.randperm(int(groups.max()) + 1, generator=generator)
+    mixes = (places // groups_per_batch)[groups[shuffled]]
+    # stable: within a mix, seeds stay as they were shuffled
+    return shuffled[mixes.argsort(stable=True)]
 
 
 class SeedOrders:
@@ -59,10 +77,16 @@ class SeedOrders:
         seed_input: The seeds, in the user's order.
         config: Batch size, shuffle, whether an incomplete last batch is left out.
         seed: Seed of the shuffle.
+        groups_per_batch: Groups in a mix of seeds that have groups; see `epoch_order`.
     """
 
-    def __init__(self, seed_input: SeedInput[Tensor], config: SamplingConfig, seed: int) -> None:
+    def __init__(
+        self, seed_input: SeedInput[Tensor], config: SamplingConfig, seed: int,
+        groups_per_batch: int | None = None,
+    ) -> None:  # fmt: skip
         self._seeds, self._config, self._seed = seed_input.seeds, config, seed
+        self._groups_per_batch = groups_per_batch or 1
+        self._groups = None if groups_per_batch is None else seed_input.extra[SEED_GROUP]
         self._latest: tuple[tuple[int, int], Tensor | None] = ((-1, 0), None)
         """The last requested epoch with its seed, and its order: consumers tend to be in one."""
         self.at_once: Tensor | None = None
@@ -89,7 +113,9 @@ class SeedOrders:
         # shared once, so that all workers and consumers use one copy of the input's length
         about = epoch, self._seed if seed is None else seed
         if self._latest[0] != about:
-            order = epoch_order(self._seeds.shape[0], about[1], epoch)
+            order = epoch_order(
+                self._seeds.shape[0], about[1], epoch, self._groups, self._groups_per_batch
+            )
             self._latest = (about, tensors.share_tensor(order))
         return self._latest[1]
 
@@ -118,6 +144,12 @@ def make_plan(
     """Return the workers' plan for a GLT ``SamplingConfig``."""
     check_seed_times(view, sampler_input, options.expansion.time_attr)
     check_draw(with_weight=config.with_weight, time_attr=options.expansion.time_attr)
+    groups = (getattr(sampler_input, "extra", None) or {}).get(SEED_GROUP, ())
+    if options.groups_per_batch is not None and len(groups) != len(sampler_input):
+        raise ConfigError(
+            f"groups_per_batch={options.groups_per_batch}, but the input has the groups of "
+            f"{len(groups)} of its {len(sampler_input)} seeds"
+        )
     fanouts = config.num_neighbors
     if not isinstance(fanouts, dict):
         fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}

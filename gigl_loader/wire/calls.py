@@ -271,6 +271,7 @@ class SchemaMessage:
     node_attributes: dict[NodeType, tuple[str, ...]]
     edge_attributes: dict[EdgeType, tuple[str, ...]]
     num_classes: dict[NodeType, int]
+    types_with_communities: tuple[NodeType, ...]
 
     @classmethod
     def of(cls, value: DatasetSchema) -> "SchemaMessage":

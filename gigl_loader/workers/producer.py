@@ -121,7 +121,10 @@ class DistSamplingProducer:
         self._users_code = worker_init_fn is not None or not self._sampler.is_own
         self._main_path = main_path_of(worker_init_fn)
         self._pool = WorkerPool(self.num_workers, tensors.dumps)
-        self._orders = SeedOrders(self._seed_input, sampling_config, self.source_options.seed)
+        self._orders = SeedOrders(
+            self._seed_input, sampling_config, self.source_options.seed,
+            self.source_options.groups_per_batch,
+        )  # fmt: skip
         self.recovery = Recovery(
             self._pool, worker_options.worker_concurrency, self.source_options.max_restarts,
             self._orders.seeds_of, self._check_files,

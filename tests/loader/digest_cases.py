@@ -134,6 +134,7 @@ class Case:
 
 
 TIME: dict[str, Any] = {"time_attr": "time", "input_time": torch.arange(NODES) % 50}
+IN_GROUPS: dict[str, Any] = {"shuffle": "groups", "groups_per_batch": 5}
 LINK_TIME: dict[str, Any] = {"time_attr": "time", "edge_label_time": torch.arange(NODES) % 50}
 
 CASES: dict[str, Case] = {
@@ -170,7 +171,13 @@ CASES: dict[str, Case] = {
     ),
     "anchors": Case(kind=DistABLPLoader),
     "typed anchors": Case(kind=DistABLPLoader, typed=True),
-}
+    "nodes, in groups": Case(how={**IN_GROUPS, "seed_groups": "time"}),
+    "typed links, in groups": Case(
+        kind=DistLinkNeighborLoader, typed=True,
+        how={**IN_GROUPS, "seed_groups": {"user": torch.arange(NODES) * 5 % 13}},
+    ),
+    "anchors, in groups": Case(kind=DistABLPLoader, how={**IN_GROUPS, "seed_groups": "time"}),
+}  # fmt: skip
 
 
 def digests(loader: BaseDistLoader, rank: int = 0, world_size: int = 1) -> Digests:

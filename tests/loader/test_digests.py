@@ -25,6 +25,8 @@ FEW_PLAIN = ["nodes, by time", "nodes, ppr", "links, strict", "anchors"]
 FEW_TYPED = ["typed nodes, weighted", "typed subgraphs", "typed links, binary", "typed anchors"]
 FEW = FEW_PLAIN + FEW_TYPED
 """Each kind of loader, and each kind of seeds and draws that a deployment treats on its own."""
+IN_GROUPS = ["nodes, in groups"]
+"""Each way to reach all partitions reads their groups."""
 
 
 def test_each_case_has_a_digest() -> None:
@@ -67,7 +69,7 @@ def test_mapped_from_disk(typed: bool, names: list[str], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("how", "names"),
     [
-        pytest.param({}, FEW, id="workers-few"),
+        pytest.param({}, FEW + IN_GROUPS, id="workers-few"),
         # the others differ from it where questions are sent: by what is typed, not by the kind
         pytest.param({"remote_cache": "20%"}, FEW[::3], id="cache-few"),
         pytest.param({"exchange": "collective"}, FEW[1::3], id="collective-few"),
@@ -94,7 +96,7 @@ CACHE: dict[str, Any] = {"remote_cache": "20%"}
 @pytest.mark.parametrize(
     ("typed", "how", "names"),
     [
-        pytest.param(False, ROWS, FEW_PLAIN, id="plain-rows"),
+        pytest.param(False, ROWS, FEW_PLAIN + IN_GROUPS, id="plain-rows"),
         pytest.param(True, CACHE, FEW_TYPED, id="typed-cache"),
         pytest.param(False, ROWS, PLAIN, id="all plain-rows", marks=pytest.mark.wide),
         pytest.param(False, CACHE, PLAIN, id="all plain-cache", marks=pytest.mark.wide),

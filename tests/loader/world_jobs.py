@@ -49,11 +49,14 @@ def edges(**how: Any) -> DistLinkNeighborLoader:
     )
 
 
+IN_GROUPS = {"shuffle": "groups", "seed_groups": "node_time", "groups_per_batch": 6}
+"""A group for each node: a mix is one and a half batches."""
 CASES: dict[str, Callable[..., BaseDistLoader]] = {
     "nodes": neighbors,
     "anchors": partial(anchors, num_workers=0),
     "edges": partial(edges, num_workers=0),
     "collective": neighbors,
+    "groups": partial(neighbors, **IN_GROUPS),
 }
 
 
@@ -71,7 +74,7 @@ def one_stage(rank: int, size: int, folder: Path, stage: int) -> None:
         seeds_that_are_drawn(rank, size)
     for name, make in CASES.items():
         how: dict[str, Any] = {"even_ranks": "wrap"} if name == "edges" else {}
-        if name == "collective":  # its partitions are as many as the ranks
+        if name in ("collective", "groups"):  # its partitions are as many as the ranks
             how = {"dataset": GRAPH.partitions(size)[rank], "exchange": "collective"}
         with make(**how) as loader:
             go_on(loader, name, rank, size, folder, stage)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from in_process import SECURITY, joined, storage
 from store_cluster import HOST, info_of
 
+from gigl_loader import DEFAULT_HOMOGENEOUS_NODE_TYPE as DEFAULT_TYPE
 from gigl_loader import (
     ConfigError,
     DistDataset,
@@ -164,6 +165,8 @@ def test_rows_are_those_of_the_graph(servers: int, take_part: TakePart) -> None:
         features, labels = map(torch.tensor, PLAIN.node_rows(next(iter(PLAIN.num_nodes)), nodes))
         assert torch.equal(dataset.get_features(ids), features[ids])
         assert torch.equal(dataset.get_labels(ids), labels[ids])
+        times = DistFeature(dataset, "node_attributes").get(ids, (DEFAULT_TYPE, "node_time"))
+        assert torch.equal(times, PLAIN.node_attributes(ids)[0])
         none = dataset.get_features(ids[:0])
         assert (none.shape, none.dtype) == ((0, 2), torch.float32)
     with remote(typed, servers, take_part) as dataset:

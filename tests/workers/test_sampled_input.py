@@ -5,12 +5,21 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.glt import NodeSamplerInput
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
-from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, SEED_TIME, BatchTicket
+from gigl_loader.message import (
+    AT_ONCE_EPOCH,
+    AT_ONCE_STREAM,
+    SEED_GROUP,
+    SEED_TIME,
+    BatchTicket,
+)
 from gigl_loader.options import (
     CustomSamplerOptions,
     ExpansionOptions,
@@ -58,6 +67,62 @@ def test_the_shuffle_is_a_function_of_seed_and_epoch() -> None:
     state = torch.random.get_rng_state()
     assert tuple(epoch_order(50, 2, 3).tolist()) == orders[2, 3]
     assert torch.equal(torch.random.get_rng_state(), state), "torch's generator is left alone"
+
+
+@given(
+    groups=st.lists(st.integers(0, 9), max_size=60), per_batch=st.integers(1, 12),
+    seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 2**40),
+)  # fmt: skip
+def test_groups_are_mixed_a_few_at_a_time(
+    groups: list[int], per_batch: int, seed: int, epoch: int
+) -> None:
+    """The plain shuffle is the reference: a mix is what it has of the mix's groups."""
+    numbers = sorted(set(groups))
+    column = torch.tensor([numbers.index(group) for group in groups], dtype=torch.int64)
+    plain = epoch_order(len(groups), seed, epoch).tolist()
+    left = epoch_order(len(groups), seed, epoch, column, per_batch).tolist()
+    assert sorted(left) == sorted(plain), "each seed once"
+    unused = set(groups)
+    while unused:
+        # an earlier group's last seed may come after a later group's first: both are of one mix
+        firsts = list(dict.fromkeys(groups[position] for position in left))
+        mix = set(firsts[:per_batch])
+        of_mix = [position for position in plain if groups[position] in mix]
+        assert left[: len(of_mix)] == of_mix
+        left, unused = left[len(of_mix) :], unused - mix
+    assert not left
+
+
+def test_an_epoch_has_other_mixes_and_a_seed_too() -> None:
+    groups = torch.arange(60) // 3
+    mixes = {
+        tuple(sorted(groups[epoch_order(60, s, e, groups, 4)[:12]].unique().tolist()))
+        for s in range(4)
+        for e in range(4)
+    }
+    assert len(mixes) > 12
+    assert all(len(mix) == 4 for mix in mixes)
+    one_mix = epoch_order(60, 2, 3, groups, 20)
+    assert torch.equal(one_mix, epoch_order(60, 2, 3)), "as shuffle=True"
+
+
+def test_seeds_have_their_groups_in_one_column() -> None:
+    groups = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1])
+    config, options = _config(shuffle=True), SourceOptions(seed=5, groups_per_batch=2)
+    orders = SeedOrders(SeedInput(SEEDS, {SEED_GROUP: groups}), config, 5, 2)
+    order = orders.of(0, 3)
+    assert order is not None
+    assert torch.equal(order, epoch_order(11, 5, 3, groups, 2))
+    plain = SeedOrders(SeedInput(SEEDS, {SEED_GROUP: groups}), config, 5).of(0, 3)
+    assert plain is not None
+    assert torch.equal(plain, epoch_order(11, 5, 3)), "a column alone does nothing"
+    view, seeds = TinyGraph.random(5, 9).dataset().view(), NodeSamplerInput(SEEDS, None)
+    for extra in ({}, {SEED_GROUP: groups[:4]}):
+        seeds.extra = extra
+        with pytest.raises(ConfigError, match=rf"groups of {len(extra) * 4} of its 11 seeds"):
+            make_plan(view, seeds, config, options)
+    seeds.extra = {SEED_GROUP: groups}
+    make_plan(view, seeds, config, options)
 
 
 def test_a_missing_seed_is_drawn_and_logged(caplog: pytest.LogCaptureFixture) -> None:
