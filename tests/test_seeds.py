@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import ConfigError
-from gigl_loader.message import INPUT_ID
+from gigl_loader.message import INPUT_ID, SEED_GROUP
 from gigl_loader.seeds import SeedSummary, check_each_once, check_same_seeds
 
 IDS = st.lists(st.integers(0, 40), max_size=12)
@@ -49,7 +49,7 @@ def test_many_seeds(size: int, ranks: int, start: int) -> None:
 
 
 def test_what_a_seed_is() -> None:
-    """An edge is its ends, a node at two times is two seeds; positions and labels do not count."""
+    """An edge is its ends, a node at two times is two seeds; positions, groups and labels do not."""
     ids = torch.arange(5)
     edges = [_told(ids, targets=ids + shift) for shift in (0, 1)]
     check_each_once(edges, range(2))
@@ -57,7 +57,7 @@ def test_what_a_seed_is() -> None:
         check_each_once([edges[0], _told(ids[:3], targets=ids[:3])], range(2))
     times = [_told(ids, t=ids + shift) for shift in (0.0, 0.5)]
     check_each_once(times, range(2))
-    for extra in ({INPUT_ID: ids + 7}, {"labels": torch.ones(5, 3)}):
+    for extra in ({INPUT_ID: ids + 7}, {SEED_GROUP: ids + 7}, {"labels": torch.ones(5, 3)}):
         with pytest.raises(ConfigError, match="the same 5 seeds"):
             check_each_once([_told(ids), _told(ids, 2, **extra)], range(2))
 

@@ -211,7 +211,7 @@ def test_an_epoch_goes_on_from_a_state_and_only_in_the_same_groups() -> None:
         again.load_state_dict(state)
         assert order(again) == rest
     check_mixes(begun + rest, YEARS, 3)
-    others = {
+    others: dict[str, dict[str, Any]] = {
         "groups_per_batch: 3 -> 2": {"seed_groups": "year", "groups_per_batch": 2},
         "seeds_digest": {"seed_groups": YEARS // 2},
         "draw_version: 4 -> 1": {"shuffle": True, "groups_per_batch": 16},

@@ -162,6 +162,10 @@ def refusals(rank: int, size: int) -> None:
         neighbors(num_workers=0, batch_size=4 + rank)
     with pytest.raises(ConfigError, match=r"same expansion on all ranks.*induced.* on ranks"):
         neighbors(num_workers=0, subgraph_type="induced" if rank else "directional")
+    with pytest.raises(ConfigError, match=r"same groups_per_batch on all ranks, got 16 on ranks"):
+        neighbors(num_workers=0, shuffle="groups", groups_per_batch=16 + rank)
+    with pytest.raises(ConfigError, match=r"same seed_groups on all ranks"):
+        neighbors(num_workers=0, shuffle="groups", seed_groups="node_time" if rank else None)
     with neighbors(num_workers=0) as loader:
         loader.set_epoch(rank)
         with pytest.raises(ConfigError, match=r"rank 1: epoch 1 after 0 batches.*one rank saved"):
