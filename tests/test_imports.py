@@ -78,7 +78,7 @@ FACES = {
         "placement": "Placement",
         "schema": "COMMUNITY DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE "
         "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath NEIGHBOR_TIME NodeType SPLITS Split "
-        "check_type_names edge_type_str glt_edge_type is_label_edge_type "
+        "check_type_names edge_type_str glt_edge_type is_label_edge_type is_in_batches "
         "label_to_message_passing message_passing_to_negative_label "
         "message_passing_to_positive_label plain_edge_type reverse_edge_type row_type",
         # edges and rows of given ids, and who has which
@@ -87,6 +87,9 @@ FACES = {
         "by_type": "Counts EdgeInfo NodeInfo",
         "split_ids": "names_of",
         "build": "owned_ids",
+        # owners and communities by METIS, of a graph in memory
+        "metis": "check_communities communities_by_metis community_bounds cut_by_metis "
+        "dense_communities import_metis",
         "identity": "GAMMA GraphIdentity Share WHOLE check_enough check_held check_position "
         "content_digest digest_of holders_of mixed shares_of",
         # directories of partitions: for tables, which write them, and for commands

@@ -47,6 +47,7 @@ def partition_foreign(args: argparse.Namespace) -> str:
             drop_dangling=args.drop_dangling, overwrite=args.overwrite, progress=not args.quiet,
             format=args.format, engine=args.engine, time_attr=args.time_attr,
             order=args.order or "ids", edge_rows=bool(args.edge_rows),
+            communities=args.communities,
         )  # fmt: skip
     return f"{report}\n{args.root}: run {report.run}, {report.seconds:.1f} s"
 

@@ -13,6 +13,7 @@ flags::
     time_attr: joined  # an attribute of nodes that loaders are to sample by
     edge_rows: true  # from e_id back to the rows of tables
     order: degree  # rows that most edges lead to first, for training from disk
+    communities: 400  # groups of nodes with many edges within, with method ldg or metis
 """
 
 import argparse
@@ -28,11 +29,11 @@ from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.tables.partition_tables import ENGINES, partition_tables
 from gigl_loader.tables.spec import FEATURE_DTYPES, METHODS, EdgeTable, NodeTable
 
-_OPTIONS = ("time_attr", "order", "edge_rows")
+_OPTIONS = ("time_attr", "order", "edge_rows", "communities")
 """What the YAML file may say beside the tables; a flag of the same name comes before it."""
 _OF_GRAPHS = (
     "pyg", "root", "num_partitions", "method", "edge_dir", "seed", "overwrite", "format", "quiet",
-    "time_attr", "order", "feature_dtype",
+    "time_attr", "order", "feature_dtype", "communities",
 )  # fmt: skip
 """Options that a saved graph has, too."""
 _LIBRARIES = ("dgl", "pyg", "gigl", "glt")
@@ -180,6 +181,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--edge-rows", action="store_true", default=None,
                         help="keep the row of each edge in its table, 8 bytes per edge (in YAML: "
                         "edge_rows)")  # fmt: skip
+    parser.add_argument("--communities", type=int, metavar="N",
+                        help="with ldg and metis: also find N groups of nodes with many edges "
+                        "within, each in one partition (in YAML: communities)")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     group = parser.add_argument_group("a graph of one type, without a YAML file")
     group.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")

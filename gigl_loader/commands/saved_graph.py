@@ -29,7 +29,7 @@ def partition_saved_graph(args: argparse.Namespace) -> str:
         method=args.method or "contiguous",
         edge_dir=args.edge_dir, seed=args.seed, progress=not args.quiet, format=args.format,
         overwrite=args.overwrite, time_attr=args.time_attr, feature_dtype=args.feature_dtype,
-        order=args.order or "ids",
+        order=args.order or "ids", communities=args.communities,
     )  # fmt: skip
     return f"{args.root}: {args.num_partitions} partitions, {time.monotonic() - started:.1f} s"
 

@@ -23,6 +23,7 @@ from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
     NodeType,
+    is_in_batches,
     is_label_edge_type,
 )
 from gigl_loader.dataset.view import Adjacency, PartitionView, Rows, TimeOrder, keys_of
@@ -288,7 +289,7 @@ def check_time_attr(view: PartitionView, time_attr: str) -> bool:
         )
     if not of_nodes and not of_edges:
         names = {name for _, name in (*view.node_attributes, *view.edge_attributes)}
-        shown = sorted(name for name in names if not name.startswith(NEIGHBOR_TIME))
+        shown = sorted(name for name in names if is_in_batches(name))
         raise ConfigError(
             f"time_attr={time_attr!r} is no attribute of nodes or edges: there are {shown}"
         )

@@ -18,13 +18,13 @@ from gigl_loader.dataset.schema import (
     COMMUNITY,
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
-    NEIGHBOR_TIME,
     SPLITS,
     DatasetSchema,
     EdgeType,
     FeatureInfo,
     NodeType,
     Split,
+    is_in_batches,
     is_label_edge_type,
     is_labeled_homogeneous,
     label_to_message_passing,
@@ -412,7 +412,7 @@ def make_schema(view: PartitionView) -> DatasetSchema:
 def _names(attributes: Mapping[tuple[Any, str], Rows]) -> dict[Any, tuple[str, ...]]:
     names: dict[Any, tuple[str, ...]] = {}
     for owner, name in sorted(attributes, key=str):
-        if not name.startswith(NEIGHBOR_TIME):
+        if is_in_batches(name):
             names[owner] = (*names.get(owner, ()), name)
     return names
 

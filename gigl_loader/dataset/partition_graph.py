@@ -1,6 +1,5 @@
 """`partition_graph`: cut a graph in memory into a directory that `DistDataset.load` reads."""
 
-import importlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.adjacency import compress
-from gigl_loader.dataset.build import book_table, contiguous_book, make_book
+from gigl_loader.dataset.build import contiguous_book, make_book
 from gigl_loader.dataset.by_type import PyGGraph
 from gigl_loader.dataset.checks import (
     check_edge_dir,
@@ -27,6 +26,12 @@ from gigl_loader.dataset.directory import (
 )
 from gigl_loader.dataset.disk import type_str
 from gigl_loader.dataset.lookup import FeatureDtype, check_feature_dtype, quantise
+from gigl_loader.dataset.metis import (
+    check_communities,
+    communities_by_metis,
+    cut_by_metis,
+    import_metis,
+)
 from gigl_loader.dataset.progress import ProgressBar, showing
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
@@ -35,7 +40,14 @@ from gigl_loader.dataset.pyg_graph import (
     keep_neighbor_times,
     read_pyg,
 )
-from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType, check_type_names
+from gigl_loader.dataset.schema import (
+    COMMUNITY,
+    EdgeDir,
+    EdgeType,
+    FilePath,
+    NodeType,
+    check_type_names,
+)
 from gigl_loader.dataset.view import Book, WithSplits
 from gigl_loader.dataset.view_writer import write_views
 from gigl_loader.errors import ConfigError, WrongTypeError
@@ -61,6 +73,7 @@ def partition_graph(
     time_attr: str | None = None,
     feature_dtype: FeatureDtype | None = None,
     order: RowOrder = "ids",
+    communities: int | None = None,
 ) -> None:
     """Write ``data`` as ``num_partitions`` partitions below ``root``.
 
@@ -91,6 +104,11 @@ def partition_graph(
             with most edges first, so that batches of a graph on disk touch fewer pages. Ids and
             batches stay the same. The index of rows takes 4 bytes per node of the partition
             (``"contiguous"``), or of the whole graph.
+        communities: Also find about so many groups of nodes with many edges within, at least one in
+            each partition, and write the group of each node, for loaders that take seeds by
+            groups. Needs ``method="metis"``. Each partition is cut again, so partitions are the
+            same as without; batches have no attribute of it. All node types are grouped together.
+            None: find none.
 
     Raises:
         ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds files.
@@ -104,10 +122,13 @@ def partition_graph(
         raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     check_format(format)
     check_order(order, format)
+    check_communities(communities, num_partitions, method, METHODS)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     # before the graph is read, which may take minutes
-    metis = _import_metis() if method == "metis" and num_partitions > 1 else None
+    metis = None
+    if method == "metis" and (num_partitions > 1 or communities is not None):
+        metis = import_metis("contiguous")
     target = Path(root).absolute()
     # all errors of arguments come before anything is written
     check_target(target, overwrite=overwrite)
@@ -122,7 +143,7 @@ def partition_graph(
         showing("partition_graph", _bytes_to_write(source), shown=progress) as bar,
     ):
         bar.step("assigning nodes")
-        books = _assign(source, num_partitions, method, seed, metis)
+        books = _assign(source, num_partitions, method, seed, metis, communities)
         # all partitions need the owners at once; the partitions are cut one by one, each after the
         # previous one is on disk
         bar.step("assigning edges")
@@ -143,9 +164,13 @@ def _shares(cutter: Cutter, num_partitions: int, bar: ProgressBar) -> Iterator[W
 
 
 def _assign(
-    source: CheckedGraph, num_partitions: int, method: str, seed: int, metis: Any
-) -> dict[NodeType, Book]:
+    source: CheckedGraph, num_partitions: int, method: str, seed: int, metis: Any,
+    communities: int | None,
+) -> dict[NodeType, Book]:  # fmt: skip
+    """Return the owners of nodes; their communities become an attribute of ``source``."""
     counts = source.num_nodes
+    if metis is not None:
+        tables = _assign_by_metis(source, num_partitions, seed, metis, communities)
     if method == "contiguous" or num_partitions == 1:
         return {t: contiguous_book(count, num_partitions) for t, count in counts.items()}
     if method == "random":
@@ -156,24 +181,14 @@ def _assign(
             torch.randperm(count, generator=generator).remainder_(num_partitions)
             for count in counts.values()
         ]
-    else:
-        owners = _metis_owners(source, num_partitions, seed, metis)
-        tables = list(owners.split(list(counts.values())))
     return {t: make_book(table, num_partitions) for t, table in zip(counts, tables, strict=True)}
 
 
-def _import_metis() -> Any:
-    try:
-        return importlib.import_module("pymetis")
-    except ImportError as error:
-        raise ConfigError(
-            'method="metis" needs pymetis: run pip install "gigl_loader[metis]", '
-            'or use method="contiguous"'
-        ) from error
-
-
-def _metis_owners(source: CheckedGraph, num_partitions: int, seed: int, metis: Any) -> Tensor:
-    """Return ``[all nodes]`` int64: METIS over the union of all types as one undirected graph."""
+def _assign_by_metis(
+    source: CheckedGraph, num_partitions: int, seed: int, metis: Any, communities: int | None
+) -> list[Tensor]:
+    """Return by node type ``[num_nodes]`` int64: METIS over all types as one undirected graph."""
+    counts = list(source.num_nodes.values())
     starts, total = {}, 0
     for node_type, count in source.num_nodes.items():
         starts[node_type], total = total, total + count
@@ -181,24 +196,18 @@ def _metis_owners(source: CheckedGraph, num_partitions: int, seed: int, metis: A
         torch.stack([part.edge_index[0] + starts[src], part.edge_index[1] + starts[dst]])
         for (src, _, dst), part in source.edges.items()
     ]
-    edges = torch.cat(ends, dim=1)
+    edges = torch.cat([torch.empty(2, 0, dtype=torch.int64), *ends], dim=1)
     # METIS wants undirected edges, listed at both ends, and no loops
     edges = edges[:, edges[0] != edges[1]]
     edges = torch.cat([edges, edges.flip(0)], dim=1)
-    if total == 0 or edges.size(1) == 0:  # METIS has nothing to cut
-        return book_table(contiguous_book(total, num_partitions))
     whole = compress(edges[0], edges[1], num_rows=total, num_cols=total)
     graph = (whole.indptr.numpy(), whole.indices.numpy())
-    # pymetis's METIS has 32-bit ints
-    options = metis.Options(seed=seed % 2**31)
-    # older releases take two arrays
-    if hasattr(metis, "CSRAdjacency"):
-        _, owners = metis.part_graph(num_partitions, metis.CSRAdjacency(*graph), options=options)
-    else:
-        _, owners = metis.part_graph(
-            num_partitions, xadj=graph[0], adjncy=graph[1], options=options
-        )
-    return torch.tensor(owners, dtype=torch.int64)
+    owners = cut_by_metis(metis, *graph, num_partitions, seed)
+    if communities is not None:
+        groups = communities_by_metis(metis, *graph, owners, num_partitions, communities, seed)
+        of_type = zip(source.num_nodes, torch.from_numpy(groups).split(counts), strict=True)
+        source.node_attributes.update({(t, COMMUNITY): values for t, values in of_type})
+    return list(torch.from_numpy(owners).split(counts))
 
 
 def _bytes_to_write(source: CheckedGraph) -> int:

@@ -76,6 +76,13 @@ class DatasetSchema:
     """Types whose nodes have the attribute `COMMUNITY`."""
 
 
+def is_in_batches(attribute: str) -> bool:
+    """Return whether batches have an attribute of nodes or edges of this name."""
+    # Users' names are public names of Python. Those of `NEIGHBOR_TIME` and `COMMUNITY` are not, so
+    # they never meet one of a user.
+    return not attribute.startswith("_")
+
+
 def plain_edge_type(edge_type: EdgeType) -> EdgeType:
     """Return ``edge_type`` as a tuple.
 

@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from gigl_loader.dataset.identity import GraphIdentity
-from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, EdgeType, NodeType, row_type
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, is_in_batches, row_type
 from gigl_loader.memory.segments import Array
 
 if TYPE_CHECKING:
@@ -247,9 +247,7 @@ class PartitionView(Generic[A]):
         """Return the names of further attributes by node or edge type, ascending."""
         names: dict[Any, list[str]] = {}
         for owner, name in sorted([*self.node_attributes, *self.edge_attributes], key=str):
-            # Times of neighbours that `partition_graph` stores beside edges, so that no other
-            # partition has to be asked; they are not a user's attribute.
-            if not name.startswith(NEIGHBOR_TIME):
+            if is_in_batches(name):
                 names.setdefault(owner, []).append(name)
         return names
 

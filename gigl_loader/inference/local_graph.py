@@ -27,6 +27,7 @@ from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
     NodeType,
+    is_in_batches,
     is_label_edge_type,
     reverse_edge_type,
 )
@@ -401,7 +402,7 @@ def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, w
                 stored = kind[name].values[kind[name].locate(own_ids)].to(device)
                 store[key] = widened(stored, kind[name].scales)
         for (of, key), rows in view.node_attributes.items():
-            if of == name:
+            if of == name and is_in_batches(key):
                 store[key] = rows.values[rows.locate(own_ids)].to(device)
         for split in SPLITS:
             ids = _of_type(dataset.known_split(split), name)

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.schema import NEIGHBOR_TIME
+from gigl_loader.dataset.schema import is_in_batches
 from gigl_loader.dataset.view import ROW_KINDS, PartitionView
 from gigl_loader.errors import UsageError
 from gigl_loader.memory import segments, tensors
@@ -240,7 +240,7 @@ def name_of_rows(view: PartitionView[Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for kind in ROW_KINDS:
         for name, rows in sorted(getattr(view, kind).items(), key=repr):
-            if not (kind.endswith("_attributes") and name[1].startswith(NEIGHBOR_TIME)):
+            if not kind.endswith("_attributes") or is_in_batches(name[1]):
                 digest.update(_token(rows.values).encode())
     return digest.hexdigest()
 

@@ -16,7 +16,7 @@ from typing import Any, Generic
 
 import numpy as np
 
-from gigl_loader.dataset.schema import NEIGHBOR_TIME
+from gigl_loader.dataset.schema import is_in_batches
 from gigl_loader.dataset.view import (
     ROW_KINDS,
     A,
@@ -227,7 +227,7 @@ def make_tables(
     by_matrix: dict[Matrix, Row] = {}
     for kind in (kind for kind, is_read in kinds.items() if is_read):
         for name, rows in getattr(view, kind).items():
-            if kind.endswith("_attributes") and name[1].startswith(NEIGHBOR_TIME):
+            if kind.endswith("_attributes") and not is_in_batches(name[1]):
                 continue  # no batch has these
             if not rows.whole and remote.get(owner_of(kind, name), 0) > 0:
                 by_matrix[kind, name] = rows.dtype, tuple(rows.values.shape[1:])

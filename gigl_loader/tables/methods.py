@@ -1,6 +1,5 @@
 """The owner of each node. The rules are here, never an engine's hash function."""
 
-import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from gigl_loader.dataset.identity import GAMMA, mixed
+from gigl_loader.dataset.metis import communities_by_metis, cut_by_metis, import_metis
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
@@ -118,13 +118,7 @@ def check_metis(num_edges: int, memory: int) -> Any:
             f'more than the {memory / 1e9:.1f} GB of memory; raise memory, or use method="ldg", '
             "which reads edges from disk"
         )
-    try:
-        return importlib.import_module("pymetis")
-    except ImportError as error:
-        raise ConfigError(
-            'method="metis" needs pymetis: run pip install "gigl_loader[metis]", or use '
-            'method="ldg"'
-        ) from error
+    return import_metis("ldg")
 
 
 class Union:
@@ -178,21 +172,21 @@ class Union:
                 yield batch.column(0).to_numpy(), batch.column(1).to_numpy()
 
 
-def place_by_metis(union: Union, num_partitions: int, seed: int, metis: Any) -> Array:
-    """Return ``[nodes]`` int64, owners by METIS."""
+def place_by_metis(
+    union: Union, num_partitions: int, seed: int, metis: Any, communities: int | None = None
+) -> tuple[Array, Array | None]:
+    """Return ``[nodes]`` int64, owners by METIS, and their communities if a number is given."""
     # CSR, filled batch by batch: edges come ascending by node, so neighbours are appended.
     pointer = np.zeros(union.num_nodes + 1, np.int64)
     pieces = []
     for nodes, neighbors in union.read():
         pointer[1:] += np.bincount(nodes, minlength=union.num_nodes)
         pieces.append(neighbors.astype(np.int64))
-    if not pieces:
-        return contiguous_owner(np.arange(union.num_nodes), union.num_nodes, num_partitions)
-    whole = np.cumsum(pointer), np.concatenate(pieces)
-    options = metis.Options(seed=seed % 2**31)  # METIS takes 32 bits
-    adjacency = metis.CSRAdjacency(*whole)
-    _, owners = metis.part_graph(num_partitions, adjacency, options=options)
-    return np.asarray(owners, np.int64)
+    graph = np.cumsum(pointer), np.concatenate([np.empty(0, np.int64), *pieces])
+    owners = cut_by_metis(metis, *graph, num_partitions, seed)
+    if communities is None:
+        return owners, None
+    return owners, communities_by_metis(metis, *graph, owners, num_partitions, communities, seed)
 
 
 def place_by_ldg(

@@ -89,7 +89,7 @@ class NodeRows:
         self, job: ResumableJob, table: Table, spec: NodeTable, node_type: NodeType
     ) -> None:
         self._job, self._table, self._spec, self._node_type = job, table, spec, node_type
-        self._beside: Array | None = None
+        self._beside: dict[str, Array] = {}
         self._types: dict[str, tuple[np.dtype[Any], int]] = {}
         self._columns: dict[str, list[str]] = {}
         self._flat: set[str] = set()
@@ -143,8 +143,16 @@ class NodeRows:
                 f"{self._table.num_rows} rows: give one row of features for each"
             )
         # Mapped, and read in batches: it may exceed memory, and its rows go to partitions.
-        self._beside = features.reshape(len(features), -1)
-        self._types[f"node_features/{self._node_type}"] = features.dtype, self._beside.shape[1]
+        where = f"node_features/{self._node_type}"
+        self._beside[where] = features.reshape(len(features), -1)
+        self._types[where] = features.dtype, self._beside[where].shape[1]
+
+    def add_attribute(self, name: str, values: Array) -> None:
+        """Add an attribute that is no column: ``[rows]``, an integer for each row of the table."""
+        where = f"node_attributes/{self._node_type}/{name}"
+        self._beside[where] = values.reshape(-1, 1)
+        self._types[where] = np.dtype(np.int64), 1
+        self._flat.add(where)
 
     def _add(self, kind: str, columns: list[str], what: str) -> None:
         dtype = stored_type(number_type(self._table, columns, what))
@@ -242,10 +250,10 @@ class NodeRows:
 
     def _rows(self, kind: str, file: TableFile, row: int, batch: Any) -> Array:
         dtype, width = self._types[kind]
-        if kind not in self._columns and self._beside is not None:
+        if kind in self._beside:
             start = file.first_row + row
             # A copy: writing directly from a mapping would read it page by page.
-            values = np.array(self._beside[start : start + batch.num_rows])
+            values = np.array(self._beside[kind][start : start + batch.num_rows])
             columns = [str(self._spec.features)]
         else:
             columns = self._columns[kind]

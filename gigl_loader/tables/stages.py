@@ -1,6 +1,7 @@
 """The stages of `partition_tables`, in order."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from gigl_loader.dataset.mapped import Part, rows_at
 from gigl_loader.dataset.mapped_writer import seal, write_npy, write_numbers
 from gigl_loader.dataset.schema import (
+    COMMUNITY,
     EdgeDir,
     EdgeType,
     NodeType,
@@ -18,6 +20,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
+from gigl_loader.tables.communities import CommunityCut
 from gigl_loader.tables.degree_order import EdgeFile, Positions, count_degrees
 from gigl_loader.tables.methods import (
     NEED_EDGES,
@@ -57,11 +60,13 @@ class Run:
         self, job: ResumableJob, graph: TableGraph, num_partitions: int, method: str,
         edge_dir: EdgeDir, seed: int, memory: int, drop_dangling: bool, out: Path,
         time_attr: str | None = None, order: str = "ids", edge_rows: bool = False,
+        communities: int | None = None,
     ) -> None:  # fmt: skip
         self._job, self._graph, self._count, self._out = job, graph, num_partitions, out
         self._method, self._edge_dir, self._seed = method, edge_dir, seed
         self._memory, self._drop, self._time_attr = memory, drop_dangling, time_attr
         self._by_degree, self._edge_rows = order == "degree", edge_rows
+        self._communities = communities
         self._shared = Part(out)
         self._parts = [Part(out / f"part{k}") for k in range(num_partitions)]
         self._nodes = {
@@ -119,9 +124,13 @@ class Run:
         rows, extras = self._check_tables()
         out.mkdir(parents=True, exist_ok=True)
         before: dict[EdgeType, EdgesByPartition] = {}
-        if self._method in NEED_EDGES and self._count > 1:
+        if self._method in NEED_EDGES and (self._count > 1 or self._communities is not None):
             before = self._map_rows()
         self._place(before)
+        if self._communities is not None:
+            for node_type, writer in rows.items():
+                kept = np.load(self._communities_path(node_type), mmap_mode="r")
+                writer.add_attribute(COMMUNITY, kept)
         self._write_ids()
         mapped = self._map(extras)
         counts = self._sort(mapped, extras)
@@ -161,7 +170,7 @@ class Run:
             extras[edge_type] = read_extras(table, spec, rows=rows_kept)
         if self._time_attr is not None:
             check_time_attr(graph, rows, self._time_attr)
-        if self._method == "metis" and self._count > 1:
+        if self._method == "metis" and (self._count > 1 or self._communities is not None):
             edges = sum(self._edges[t].num_rows for t in graph.walked)
             check_metis(edges, self._memory)
         for edge_type, table in self._edges.items():
@@ -174,12 +183,15 @@ class Run:
     def _owners_path(self, node_type: NodeType) -> Path:
         return self._job.folder / "owners" / f"{node_type}.bin"
 
+    def _communities_path(self, node_type: NodeType) -> Path:
+        return self._job.folder / "communities" / f"{node_type}.npy"
+
     def _place(self, before: dict[EdgeType, EdgesByPartition]) -> None:
         """Decide the owner of each node."""
         # With edges, all types are placed together, since edges connect them.
         job = self._job
         if before:
-            job.step("owners", lambda: self._place_with_edges(before))
+            self._place_with_edges(before)
         for node_type, table in self._nodes.items():
             path, spec = self._owners_path(node_type), self._graph.nodes[node_type]
             if not before:
@@ -194,22 +206,35 @@ class Run:
     def _place_with_edges(self, before: dict[EdgeType, EdgesByPartition]) -> None:
         counts = {t: table.num_rows for t, table in self._nodes.items()}
         union = Union(self._job, counts, before, 1 if self._edge_dir == "in" else 0)
+
+        def write(owners: Array, communities: Array | None) -> None:
+            for node_type, start in union.starts.items():
+                of_type = slice(start, start + counts[node_type])
+                write_numbers(self._owners_path(node_type), owners[of_type].astype(np.uint16))
+                if communities is not None:
+                    write_npy(self._communities_path(node_type), communities[of_type])
+
         if self._method == "metis":
             # Half of them: the union has each edge in both directions.
             metis = check_metis(union.num_edges // 2, self._memory)
-            owners = place_by_metis(union, self._count, self._seed, metis)
+            given = union, self._count, self._seed, metis, self._communities
+            self._job.step("owners", lambda: write(*place_by_metis(*given)))
+            return
+        communities = None
+        if self._communities is None:
+            owners = place_by_ldg(union, self._count, lambda k, one: self._kept(f"ldg/{k}", one))
         else:
-            owners = place_by_ldg(union, self._count, self._ldg_pass)
-        for node_type, start in union.starts.items():
-            type_owners = owners[start : start + counts[node_type]].astype(np.uint16)
-            write_numbers(self._owners_path(node_type), type_owners)
+            cut = CommunityCut(self._job, union, self._count, self._communities, self._kept)
+            owners, communities = cut.cut()
+        self._job.step("owners", lambda: write(owners, communities))
 
-    def _ldg_pass(self, number: int, one_pass: Any) -> Array:
-        # Notes are JSON, unsuitable for an owner of each node.
-        path = self._job.folder / f"ldg{number}.npy"
-        self._job.step(f"ldg/{number}", lambda: write_npy(path, one_pass()))
-        owners: Array = np.load(path)
-        return owners
+    def _kept(self, name: str, make: Callable[[], Array]) -> Array:
+        """Return the array of a step, from now or from the run that was killed."""
+        # Notes are JSON, unsuitable for a number of each node.
+        path = self._job.folder / f"{name}.npy"
+        self._job.step(name, lambda: write_npy(path, make()))
+        kept: Array = np.load(path)
+        return kept
 
     def _write_ids(self) -> None:
         for node_type, numbering in self._numbering.items():
