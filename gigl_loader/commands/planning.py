@@ -24,7 +24,7 @@ _LINK_GBIT = 10.0
 _OF_A_GRAPH = ("nodes", "edges", "dim", "dtype")
 _OF_A_JOB = (
     "num_neighbors", "batch_size", "ranks_per_machine", "num_workers", "cores", "step_ms",
-    "deployment", "encrypted", "degree_distribution",
+    "deployment", "encrypted", "degree_distribution", "all_edges",
 )  # fmt: skip
 """Options that `Job` has under the same name, with the same unit."""
 _OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
@@ -144,6 +144,8 @@ def _parser() -> argparse.ArgumentParser:
                           help="training processes per machine (default 1)")  # fmt: skip
     machines.add_argument("--num-workers", type=int, default=1, help="workers per "
                           "rank; in a graph store per rank and server (default 1)")  # fmt: skip
+    machines.add_argument("--all-edges", action="store_true", help="the edges of all partitions "
+                          'are on each machine, by edges="all"')  # fmt: skip
     machines.add_argument("--cores", type=int, default=16, help="cores per machine (default 16)")
     machines.add_argument("--memory", type=gigabytes, metavar="GB", help="memory per "
                           "machine, such as 64GB")  # fmt: skip
@@ -344,6 +346,7 @@ def _as_json(plan: Plan, costs: Costs, device: DevicePlan | None) -> dict[str, A
     return asdict(plan) | {
         "gpu": of_a_gpu,
         "seeds_per_second": plan.seeds_per_second, "bottleneck": plan.bottleneck,
+        "round_trips": plan.job.round_trips,
         "fits": plan.fits, "costs": {"machine": costs.machine, "date": costs.date},
     }  # fmt: skip
 
@@ -363,6 +366,8 @@ def table(plan: Plan, costs: Costs) -> str:
         *_rows("limits, seeds/s", plan.bounds, lambda value: f"{value:,.0f}"),
         *_rows(f"memory of a {plan.memory_machine} machine", plan.memory, _gigabytes, total=True),
         *_rows("bytes per seed between machines", plan.network, lambda v: f"{v:,.0f}", total=True),
+        f"round trips of a batch, one after another: {job.round_trips}",
+        "",
         *_rows("CPU microseconds per seed", plan.cpu, lambda v: f"{v * 1e6:,.1f}", total=True),
         *_rows("seconds to the first batch", plan.start, lambda v: f"{v:,.1f}", total=True),
         "connections, and descriptors in all, of a process:",

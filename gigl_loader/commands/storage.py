@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gigl_loader.commands import status
 from gigl_loader.commands.status import add_security
 from gigl_loader.dataset.disk import count_partitions
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.local import EDGES, DistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.logs import showing_where
 from gigl_loader.options import DEFAULT_RECONNECT_S
@@ -41,6 +41,10 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     # Defaults are torchrun's variables, so that one command line works on all machines; without
     # torchrun they give one server, for trials.
     parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
+    parser.add_argument(
+        "--edges", choices=EDGES, default="own", help="all: have the edges of all partitions here, "
+        "so that servers ask each other for no neighbours (default own)",
+    )  # fmt: skip
     parser.add_argument(
         "--rank", type=int, default=int(environ.get("RANK", "0")),
         help="this server; server i serves partition i modulo the number of partitions",
@@ -105,7 +109,8 @@ def serve(args: argparse.Namespace) -> int:
     started = time.monotonic()
     # loaded before anything listens: clients wait for a server that does not respond yet, and say
     # so
-    dataset = DistDataset.load(args.root, args.rank % count_partitions(args.root))
+    partition_idx = args.rank % count_partitions(args.root)
+    dataset = DistDataset.load(args.root, partition_idx, edges=args.edges)
     _log.info("loaded %r in %.1f s", dataset, time.monotonic() - started)
     info = info_of_servers(args.num_servers, args.master_addr, args.master_port)
     with init_storage_process(

@@ -258,7 +258,7 @@ def kept_edges(adjacency: Adjacency, keep: Tensor) -> Adjacency:
 
 
 def with_times(view: PartitionView, time_attr: str) -> PartitionView:
-    """Return ``view`` with its edges by time.
+    """Return ``view`` with its edges by time, and those of other partitions that it has.
 
     Raises:
         ConfigError: There is no such attribute, it has no one number per node or edge, or the times
@@ -271,7 +271,12 @@ def with_times(view: PartitionView, time_attr: str) -> PartitionView:
         edge_type: _order(view.adjacency[edge_type], times, is_float)
         for edge_type, times in times_by_type.items()
     }
-    return dataclasses.replace(view, times=orders)
+    others = {}
+    for number, other in view.other_edges.items():
+        # nodes' attributes say only that the time is one of nodes: those of neighbours lie by edge
+        named = dataclasses.replace(other, node_attributes=view.node_attributes)
+        others[number] = dataclasses.replace(other, times=with_times(named, time_attr).times)
+    return dataclasses.replace(view, times=orders, other_edges=others)
 
 
 def check_time_attr(view: PartitionView, time_attr: str) -> bool:
@@ -397,7 +402,8 @@ def weighted_view(view: PartitionView, name: str) -> PartitionView:
         if weights is None and name in WEIGHT_NAMES:
             weights = view.adjacency[edge_type].weights
         adjacency[edge_type] = dataclasses.replace(view.adjacency[edge_type], weights=weights)
-    return dataclasses.replace(view, adjacency=adjacency)
+    others = {number: weighted_view(other, name) for number, other in view.other_edges.items()}
+    return dataclasses.replace(view, adjacency=adjacency, other_edges=others)
 
 
 def _read(view: PartitionView, edge_type: EdgeType, name: str) -> Tensor:

@@ -19,7 +19,7 @@ Ours, which GLT ignores::
 import io
 import pickle
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from gigl_loader.dataset.mapped import (
     read_manifest,
     typed,
 )
-from gigl_loader.dataset.mapped_reader import MappedPart
+from gigl_loader.dataset.mapped_reader import Edges, MappedPart
 from gigl_loader.dataset.partition_output import GraphPartitionData
 from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import (
@@ -64,23 +64,46 @@ _UNCHECKED_VERSION = 1
 """The version before the file had a checksum, and the graph an identity."""
 
 
-def bytes_to_read(root: Any, partition_idx: int) -> int:
+def bytes_to_read(root: Any, partition_idx: int, edges: Edges = "own") -> int:
     """Return the approximate size of the files of one partition, for a progress bar."""
     paths = [*Path(root).glob("*_pb*"), Path(root) / "graph", Path(root) / f"part{partition_idx}"]
-    files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+    if edges == "all":
+        paths += [*Path(root).glob("part*/edges"), *Path(root).glob("part*/graph")]
+    files = {file for path in paths for file in (path, *path.rglob("*")) if file.is_file()}
     return sum(file.stat().st_size for file in files)
 
 
+def check_all_parts(root: Any) -> None:
+    """Check that a directory has the folders of all partitions.
+
+    Raises:
+        ConfigError: One is missing; the message names it.
+    """
+    parts = [Path(root) / f"part{number}" for number in range(count_partitions(root))]
+    if missing := [str(part) for part in parts if not part.is_dir()]:
+        raise ConfigError(
+            f'edges="all" reads the edges of all {len(parts)} partitions on each machine, and '
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: copy at least "
+            'manifest.json and edges/ of each partition to this machine, or load with edges="own"'
+        )
+
+
 def read_partition(
-    root: Path, partition_idx: int, edge_dir: EdgeDir | None, whole_node_label_file: Any = None
-) -> WithSplits:
+    root: Path, partition_idx: int, edge_dir: EdgeDir | None, whole_node_label_file: Any = None,
+    edges: Edges = "own",
+) -> WithSplits:  # fmt: skip
     """Return one partition of a directory. See `DistDataset.load`."""
     if is_mapped_format(root):
-        part = MappedPart(root, partition_idx, "mapped")
+        part = MappedPart(root, partition_idx, "mapped", edges=edges)
         return part.view(), part.splits()
     reader = _GltReader(root)
     check_partitions(reader.num_partitions, partition_idx)
-    return reader.read(partition_idx, edge_dir, whole_node_label_file)
+    view, splits = reader.read(partition_idx, edge_dir, whole_node_label_file)
+    others = range(reader.num_partitions) if edges == "all" else range(0)
+    other_edges = {
+        other: reader.read_edges(other, view.edge_dir) for other in others if other != partition_idx
+    }
+    return replace(view, other_edges=other_edges), splits
 
 
 def read_edges(root: Path, partition_idx: int, edge_type: EdgeType, edge_dir: EdgeDir) -> Tensor:
@@ -191,6 +214,27 @@ class _GltReader:
             )
         # edges are the last resort: this reads the topology, perhaps of all partitions
         edge_dir = edge_dir or stated or self._choose_edge_dir(partition_idx)
+        builder = self._with_edges(partition_idx, edge_dir)
+        folder = self.part(partition_idx) / EXTRAS_DIR
+        self._add_features(builder, "node", self.node_types)
+        self._add_features(builder, "edge", self.edge_types)
+        if extras is not None:
+            _add_extras(builder, folder, extras)
+        if label_file is not None:
+            self._add_label_file(builder, label_file)
+        return builder.finish(), {} if extras is None else _read_splits(folder, extras)
+
+    def read_edges(self, partition_idx: int, edge_dir: EdgeDir) -> PartitionView:
+        """Return a partition with its edges alone, and their attributes."""
+        builder = self._with_edges(partition_idx, edge_dir)
+        if self.extras is not None:
+            of_edges = replace(self.extras, node_labels=[], node_attributes=[])
+            _add_extras(builder, self.part(partition_idx) / EXTRAS_DIR, of_edges)
+        return builder.finish()
+
+    def _with_edges(self, partition_idx: int, edge_dir: EdgeDir) -> ViewBuilder:
+        """Begin the view of a partition."""
+        extras, folder = self.extras, self.part(partition_idx) / EXTRAS_DIR
         view = PartitionView(
             self.heterogeneous, edge_dir, self.num_partitions, partition_idx, self.num_nodes, {},
             self.node_books, self.edge_books, identity=self.identity,
@@ -202,17 +246,10 @@ class _GltReader:
             # also where the directory states its direction: the part may be a copy from elsewhere
             edges = self.owned_edges(edge_type, partition_idx, edge_dir)
             builder.add_edges(edge_type, edges.edge_index, edges.edge_ids, edges.weights)
-        folder = self.part(partition_idx) / EXTRAS_DIR
         for edge_type in () if extras is None else extras.label_edge_types:
             path = folder / "label_edges" / f"{edge_type_str(edge_type)}.pt"
             builder.add_labels(edge_type, load_tensor(path))
-        self._add_features(builder, "node", self.node_types)
-        self._add_features(builder, "edge", self.edge_types)
-        if extras is not None:
-            _add_extras(builder, folder, extras)
-        if label_file is not None:
-            self._add_label_file(builder, label_file)
-        return builder.finish(), {} if extras is None else _read_splits(folder, extras)
+        return builder
 
     def _add_features(self, builder: ViewBuilder, kind: str, keys: Iterable[Any]) -> None:
         flat: Collection[Any] = ()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ from gigl_loader.dataset.facts import PartitionFacts, make_schema
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.mapped import is_mapped_format, read_header
-from gigl_loader.dataset.mapped_reader import MappedPart, Memory, OriginalIds, Stamps
+from gigl_loader.dataset.mapped_reader import Edges, MappedPart, Memory, OriginalIds, Stamps
 from gigl_loader.dataset.partition_output import PartitionBook, PartitionOutput, read_output
 from gigl_loader.dataset.placement import (
     EdgesOn,
@@ -62,6 +62,8 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Book, PartitionView, Splits
 from gigl_loader.errors import ConfigError, FileChangedError, UsageError, WrongTypeError
+
+EDGES = get_args(Edges)
 
 
 class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
@@ -202,6 +204,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
         mmap: bool = False,
         verify: Literal["background", "now", "off"] = "background",
         memory: Memory | None = None,
+        edges: Edges = "own",
     ) -> "DistDataset":
         """Return a partition from disk.
 
@@ -224,10 +227,16 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
                 file is logged and is an error at the next use of the dataset; or ``"off"``. Sizes
                 and runs are always compared. GLT's format has no checksums.
             memory: Deprecated: ``"mapped"`` is ``mmap=True``, ``"resident"`` the default.
+            edges: ``"own"``: the partition's are here, and samplers ask other machines for
+                neighbours of the nodes of other partitions. ``"all"``: the edges of all partitions
+                are here, so only rows travel. ``root`` then needs the edges of all partitions; they
+                take 4 bytes an edge (8 from 2**31 nodes on) and 8 a node of memory, or of the page
+                cache with ``mmap``. Batches are the same. Some ranks or servers may have all edges
+                and others their own.
 
         Raises:
-            ConfigError: ``root`` does not exist, a file is missing, damaged, changed or of another
-                run, or the edges do not fit ``edge_dir``; the message names it.
+            ConfigError: ``root`` does not exist, a file or partition is missing, damaged, changed
+                or of another run, or the edges do not fit ``edge_dir``; the message names it.
         """
         if edge_dir is not None:
             check_edge_dir(edge_dir)
@@ -240,6 +249,10 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
             raise ConfigError(f"mmap must be True or False, got {mmap!r}")
         if verify not in ("background", "now", "off"):
             raise ConfigError(f'verify must be "background", "now" or "off", got {verify!r}')
+        if edges not in EDGES:
+            raise ConfigError(f'edges must be "own" or "all", got {edges!r}')
+        if edges == "all":
+            disk.check_all_parts(root)
         ours = is_mapped_format(Path(root))
         # GLT's directories only: a wrong path gets the error that names the path
         if mmap and not ours and (Path(root) / "META").exists():
@@ -248,21 +261,23 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
                 "partition the graph again"
             )
         # it lists all files, which is slow on a network disk
-        total = disk.bytes_to_read(root, partition_idx) if progress else 0
+        total = disk.bytes_to_read(root, partition_idx, edges) if progress else 0
         with showing(f"load partition {partition_idx}", total, shown=progress):
             if ours:
                 return cls._open(Path(root), partition_idx, edge_dir, whole_node_label_file,
-                                 "mapped" if mmap else "resident", verify)  # fmt: skip
+                                 "mapped" if mmap else "resident", verify, edges)  # fmt: skip
             return cls._made(
-                *disk.read_partition(Path(root), partition_idx, edge_dir, whole_node_label_file)
+                *disk.read_partition(
+                    Path(root), partition_idx, edge_dir, whole_node_label_file, edges
+                )
             )
 
     @classmethod
     def _open(
         cls, root: Path, partition_idx: int, edge_dir: EdgeDir | None, label_file: Any,
-        memory: Memory, verify: str,
+        memory: Memory, verify: str, edges: Edges,
     ) -> "DistDataset":  # fmt: skip
-        part = MappedPart(root, partition_idx, memory)
+        part = MappedPart(root, partition_idx, memory, edges=edges)
         stated = part.header.edge_dir
         if edge_dir is not None and edge_dir != stated:
             raise ConfigError(
@@ -285,7 +300,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
     @classmethod
     def _reopen(
         cls, root: Path, partition_idx: int, run: str, stamps: Stamps, splits: Splits,
-        max_labels: int | None, weight_attr: str | None,
+        max_labels: int | None, weight_attr: str | None, edges: Edges,
     ) -> "DistDataset":  # fmt: skip
         # The pickle names a path: the directory may be replaced, or a file in it be changed, before
         # it is unpickled, and the receiver would then have another graph than the sender.
@@ -293,7 +308,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
             raise FileChangedError(
                 f"{root} was rewritten while it was in use (run {latest}, not {run}): load it again"
             )
-        part = MappedPart(root, partition_idx, "mapped", stamps)
+        part = MappedPart(root, partition_idx, "mapped", stamps, edges)
         return cls._made(part.view(), splits, max_labels, part=part).weighted_by(weight_attr)
 
     @classmethod
@@ -385,6 +400,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
                     splits,
                     self._max_labels,
                     self._weight_attr,
+                    part.edges,
                 ),
             )
         if self._view is None:  # `build` fills it in the other process
@@ -451,7 +467,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
         features: FeaturesOn = "device",
         cache: int | str | None = None,
         kernels: KernelsBy | None = None,
-        edges: EdgesOn = "own",
+        edges: EdgesOn | None = None,
     ) -> "DistDataset":
         """Move this dataset to a device, where loaders with ``num_workers=0`` then sample it.
 
@@ -473,9 +489,9 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
                 and rehearsals.
             edges: ``"own"``: this partition's are on the device. ``"host"``: their ends and ids lie
                 in pinned memory of the host, where Warp's kernels read them; torch's kernels let
-                the host wait in each hop. ``"whole"``, for a partition: the first loader gathers
+                the host wait in each hop. ``"all"``, for a partition: the first loader gathers
                 the edges of all partitions on each device; then only rows are asked of other
-                devices, and neighbours in no hop.
+                devices, and neighbours in no hop. None: as `load` had them, ``"own"`` or ``"all"``.
 
         Raises:
             ConfigError: There is no such device, or not enough free memory on it; or ``kernels``
@@ -485,14 +501,15 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
         view = self.view()
         target = existing_device(device)
         if target.type == "cpu" and kernels is None:
-            if features != "device" or cache is not None or edges != "own":
+            if features != "device" or cache is not None or edges not in (None, "own"):
                 raise ConfigError(
                     f"features={features!r}, cache={cache!r} and edges={edges!r} are for a GPU: on "
                     "the CPU there is one memory; leave them out"
                 )
             self._placement = None
             return self
-        placement = Placement(target, features, kernels, cache, edges)
+        loaded: EdgesOn = "all" if view.other_edges else "own"
+        placement = Placement(target, features, kernels, cache, edges or loaded)
         placement.copy_view(view)
         self._placement = placement
         return self

@@ -355,8 +355,14 @@ def read_header(root: Path) -> tuple[Header, Part]:
     return header, _part_of(content, path)
 
 
-def read_part(root: Path, header: Header, partition_idx: int) -> Part:
+def read_part(root: Path, header: Header, partition_idx: int, *, edges_only: bool = False) -> Part:
     """Return the manifest of a partition; the sizes of its files are checked.
+
+    Args:
+        root: The directory.
+        header: Its contents.
+        partition_idx: The partition.
+        edges_only: Only arrays of edges: others need not be on this machine.
 
     Raises:
         ConfigError: A file is missing or has another size, or the partition is of another run.
@@ -375,8 +381,20 @@ def read_part(root: Path, header: Header, partition_idx: int) -> Part:
             f"{path.parent} again"
         )
     part = _part_of(manifest, path)
+    if edges_only:
+        part.arrays, part.files = dict(_edge_arrays(part)), {}
     check_sizes(part)
     return part
+
+
+def _edge_arrays(part: Part) -> Iterator[tuple[str, ArraySpec]]:
+    """Yield what draws read: edges, and attributes that may be times or weights."""
+    places = {name: name.split("/") for name in part.arrays}
+    with_attributes = {place[1] for place in places.values() if place[0] == "edge_attributes"}
+    for name, (folder, key, *_) in places.items():
+        finds_attributes = folder == LOOKUPS and key in with_attributes
+        if folder in ("edges", "edge_attributes") or finds_attributes:
+            yield name, part.arrays[name]
 
 
 def check_sizes(part: Part) -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from gigl_loader.dataset.mapped import (
     PARQUET,
     ROOT_FILE,
     FileStamp,
+    Header,
     Part,
     check_sizes,
     read_header,
@@ -47,9 +49,11 @@ from gigl_loader.memory.tensors import (
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 
 Memory = Literal["resident", "mapped"]
-Stamps = tuple[dict[str, FileStamp], dict[str, FileStamp]]
+Edges = Literal["own", "all"]
+Stamps = list[dict[str, FileStamp]]
 
 _COLUMNS = ("indptr", "indices", "edge_ids", "weights")
+_READ_BY_EACH_DRAW = ("indptr", "indices")
 _log = logging.getLogger(__name__)
 
 
@@ -198,41 +202,26 @@ def _import_pyarrow() -> Any:
     return pa, compute, parquet
 
 
-class MappedPart:
-    """One partition of a directory, opened. `view` and `splits` are built from its files.
+class _PartReader:
+    """The arrays of one partition's folder, as tensors.
 
     Args:
-        root: The directory.
-        partition_idx: The partition.
-        memory: ``"mapped"``: tensors over the page cache; ``"resident"``: copies in shared memory.
-        stamps: `stamps` of another process; its files must be the same.
-
-    Raises:
-        ConfigError: A file is missing, has changed, or belongs to another run.
+        part: The folder.
+        header: The directory.
+        files: Keeps the files that are mapped.
+        memory: See `MappedPart`.
     """
 
-    def __init__(
-        self, root: Path, partition_idx: int, memory: Memory, stamps: "Stamps | None" = None
-    ) -> None:
-        self.root, self.partition_idx, self.memory = root, partition_idx, memory
-        self.header, self._shared = read_header(root)
-        # before the partition's files are opened, which would be missing
-        check_partitions(self.header.num_partitions, partition_idx)
-        check_sizes(self._shared)
-        self._part = read_part(root, self.header, partition_idx)
-        if stamps is not None:
-            check_stamps(self._shared, stamps[0])
-            check_stamps(self._part, stamps[1])
-        self._files = MappedFiles()
+    def __init__(self, part: Part, header: Header, files: MappedFiles, memory: Memory) -> None:
+        self.part, self._header, self._files, self._memory = part, header, files, memory
         # features, labels and attributes of a type share one file; mapped once, it takes one
         # descriptor
         self._lookups: dict[str, Tensor | None] = {}
-        self._stop = threading.Event()
-        self._failure: ConfigError | None = None
 
-    def _tensor(self, part: Part, name: str) -> Tensor:
+    def read(self, part: Part, name: str) -> Tensor:
+        """Return an array of ``part``: its file mapped, or a copy in shared memory."""
         path, spec = part.path(name), part.arrays[name]
-        if self.memory == "mapped":
+        if self._is_mapped(name):
             # one file per array: workers receive its descriptor and map the same pages
             return self._files.map(part, path, spec.dtype, spec.shape)
         # read directly into shared memory, instead of read and then copied
@@ -241,43 +230,53 @@ class MappedPart:
             _read_into(path, target, spec.nbytes)
         return target
 
-    def _own_tensor(self, name: str) -> Tensor | None:
-        return self._tensor(self._part, name) if name in self._part.arrays else None
+    def _is_mapped(self, name: str) -> bool:
+        return self._memory == "mapped"
+
+    def tensor(self, name: str) -> Tensor | None:
+        """Return an array of the partition; None: it has none of that name."""
+        return self.read(self.part, name) if name in self.part.arrays else None
+
+    def adjacency(self) -> dict[EdgeType, Adjacency]:
+        """Return the edges by type."""
+        by_type = {name: self._adjacency(name) for name in self._header.edge_types}
+        return {name: edges for name, edges in by_type.items() if edges is not None}
 
     def _adjacency(self, edge_type: EdgeType) -> Adjacency | None:
         where = rows_at("edges", edge_type)
-        columns = {column: self._own_tensor(f"{where}/{column}") for column in _COLUMNS}
+        columns = {column: self.tensor(f"{where}/{column}") for column in _COLUMNS}
         indptr, indices = columns["indptr"], columns["indices"]
         if indptr is None or indices is None:
             return None
-        ranges = self._part.ranges.get(where, {})
+        ranges = self.part.ranges.get(where, {})
         return Adjacency(indptr, indices, columns["edge_ids"], columns["weights"], **ranges)
 
     def _rows(self, kind: str, key: NodeType | EdgeType, name: str = "") -> Rows | None:
         text = key if isinstance(key, str) else edge_type_str(key)
         where = rows_at(kind, key, name)
-        values = self._own_tensor(f"{where}/values")
+        values = self.tensor(f"{where}/values")
         if values is None:
             return None
-        ranges = self._part.ranges.get(where, {})
-        whole = self.header.num_partitions == 1
-        index, ids = self._own_tensor(f"{where}/index"), self._own_tensor(f"{where}/ids")
+        ranges = self.part.ranges.get(where, {})
+        whole = self._header.num_partitions == 1
+        index, ids = self.tensor(f"{where}/index"), self.tensor(f"{where}/ids")
         if "lookup" in ranges:
             lookup = self._lookup(text)
             # Of nodes a position for each id from `first` on: O(1), and short if ids are a range.
             # Edge ids of a partition are scattered over the graph's, so they are listed and
             # searched instead.
             index, ids = (lookup, None) if kind.startswith("node") else (None, lookup)
-        scales = self._own_tensor(f"{where}/scales")
+        scales = self.tensor(f"{where}/scales")
         return Rows(values, index, whole, first=ranges.get("first", 0), ids=ids, scales=scales)
 
     def _lookup(self, text: str) -> Tensor | None:
         """Return the array that finds the rows of a type; the same tensor for all matrices."""
         if text not in self._lookups:
-            self._lookups[text] = self._own_tensor(f"{LOOKUPS}/{text}")
+            self._lookups[text] = self.tensor(f"{LOOKUPS}/{text}")
         return self._lookups[text]
 
-    def _all_rows(self, kind: str, keys: list[Any]) -> dict[Any, Rows]:
+    def all_rows(self, kind: str, keys: list[Any]) -> dict[Any, Rows]:
+        """Return the matrices ``kind`` by type, and attributes by type and name."""
         all_rows: dict[Any, Rows] = {}
         for key in keys:
             if not kind.endswith("attributes"):
@@ -286,19 +285,77 @@ class MappedPart:
                 continue
             # only files tell the names of attributes: types may have different ones
             start = rows_at(kind, key) + "/"
-            for array in self._part.arrays:
+            for array in self.part.arrays:
                 name, _, what = array.removeprefix(start).partition("/")
                 if array.startswith(start) and what == "values":
                     rows = self._rows(kind, key, name)
                     all_rows |= {} if rows is None else {(key, name): rows}
         return all_rows
 
+
+class _EdgesReader(_PartReader):
+    """The edges of a partition whose rows are on another machine.
+
+    Edge ids, weights and attributes are mapped in any case: not all loaders use them, and times
+    are sorted into memory of their own.
+    """
+
+    def _is_mapped(self, name: str) -> bool:
+        return super()._is_mapped(name) or not name.endswith(_READ_BY_EACH_DRAW)
+
+
+class MappedPart:
+    """One partition of a directory, opened. `view` and `splits` are built from its files.
+
+    Args:
+        root: The directory.
+        partition_idx: The partition.
+        memory: ``"mapped"``: tensors over the page cache; ``"resident"``: copies in shared memory.
+        stamps: `stamps` of another process; its files must be the same.
+        edges: ``"all"``: the view has the edges of all other partitions, too.
+
+    Raises:
+        ConfigError: A file is missing, has changed, or belongs to another run.
+    """
+
+    def __init__(
+        self, root: Path, partition_idx: int, memory: Memory, stamps: "Stamps | None" = None,
+        edges: Edges = "own",
+    ) -> None:  # fmt: skip
+        self.root, self.partition_idx, self.memory, self.edges = root, partition_idx, memory, edges
+        self.header, self._shared = read_header(root)
+        # before the partition's files are opened, which would be missing
+        check_partitions(self.header.num_partitions, partition_idx)
+        check_sizes(self._shared)
+        self._files = MappedFiles()
+        self._own = _PartReader(
+            read_part(root, self.header, partition_idx), self.header, self._files, memory
+        )
+        others = range(self.header.num_partitions) if edges == "all" else range(0)
+        self._others = {
+            other: _EdgesReader(
+                read_part(root, self.header, other, edges_only=True), self.header, self._files,
+                memory,
+            )
+            for other in others
+            if other != partition_idx
+        }  # fmt: skip
+        for part, known in zip(self._parts, stamps or [], strict=stamps is not None):
+            check_stamps(part, known)
+        self._stop = threading.Event()
+        self._failure: ConfigError | None = None
+
+    @property
+    def _parts(self) -> list[Part]:
+        """All folders that are read."""
+        return [self._shared, self._own.part, *(other.part for other in self._others.values())]
+
     def _book(self, kind: str, name: str, bounds: Any) -> Book:
         if bounds is not None:
             # one number per partition: it needs no file
             return Book(bounds=share_tensor(torch.tensor(bounds, dtype=torch.int64)))
         array = f"books/{kind}/{name}"
-        return Book(table=self._tensor(self._shared, array))
+        return Book(table=self._own.read(self._shared, array))
 
     def view(self) -> PartitionView:
         """Return the partition as samplers read it.
@@ -318,16 +375,16 @@ class MappedPart:
 
     def _view(self) -> PartitionView:
         header = self.header
-        adjacency = {t: a for t in header.edge_types if (a := self._adjacency(t)) is not None}
+        adjacency = self._own.adjacency()
         num_nodes: dict[NodeType, int] = dict(header.num_nodes)
         rows: dict[str, Any] = {}
         for kind in ROW_KINDS:
             keys: list[Any] = list(adjacency) if kind.startswith("edge") else list(num_nodes)
-            rows[kind] = self._all_rows(kind, keys)
+            rows[kind] = self._own.all_rows(kind, keys)
         self._add_weights(rows["edge_attributes"], adjacency)
         labeled = is_labeled_homogeneous(num_nodes, list(adjacency))
         several = header.num_partitions > 1
-        return PartitionView(
+        view = PartitionView(
             is_heterogeneous=header.heterogeneous and not labeled,
             edge_dir=header.edge_dir,
             num_partitions=header.num_partitions,
@@ -340,6 +397,16 @@ class MappedPart:
             identity=header.identity,
             **rows,
         )
+        others = {number: self._edges_of(number, view) for number in self._others}
+        return replace(view, other_edges=others)
+
+    def _edges_of(self, number: int, view: PartitionView) -> PartitionView:
+        """Return another partition of the graph of ``view``, with its edges alone."""
+        reader = self._others[number]
+        adjacency = reader.adjacency()
+        attributes = reader.all_rows("edge_attributes", list(adjacency))
+        self._add_weights(attributes, adjacency)
+        return view.with_edges_of(number, adjacency, attributes)
 
     def _add_weights(self, rows: dict[Any, Rows], adjacency: dict[EdgeType, Adjacency]) -> None:
         """Let batches carry weights if edge ids are positions: the array is the same."""
@@ -369,11 +436,11 @@ class MappedPart:
     def splits(self) -> Splits:
         """Return the split ids that this partition owns."""
         splits: Splits = {}
-        for name in self._part.arrays:
+        for name in self._own.part.arrays:
             kind, _, rest = name.partition("/")
             if kind == "splits":
                 split, _, node_type = rest.partition("/")
-                ids = self._own_tensor(name)
+                ids = self._own.tensor(name)
                 assert ids is not None
                 splits.setdefault(split, {})[node_type] = share_tensor(ids)
         return splits
@@ -400,9 +467,10 @@ class MappedPart:
     # --- checksums --------------------------------------------------------------------------------
 
     def verify(self) -> None:
-        """Compare all files of the partition, and the shared ones, with their checksums."""
-        for path, spec in (*self._shared.paths(), *self._part.paths()):
-            verify_file(path, spec, self._stop)
+        """Compare all files that are read with their checksums."""
+        for part in self._parts:
+            for path, spec in part.paths():
+                verify_file(path, spec, self._stop)
 
     def verify_in_background(self) -> None:
         """Start the comparison; `check` raises its errors."""
@@ -430,8 +498,8 @@ class MappedPart:
 
     @property
     def stamps(self) -> "Stamps":
-        """Stamps of the shared files and of the partition's, for another process."""
-        return self._shared.stamps, self._part.stamps
+        """Stamps of the shared files and of each partition's, for another process."""
+        return [part.stamps for part in self._parts]
 
     def check(self) -> None:
         """Raise the error that the background comparison found, or that of a mapped file.

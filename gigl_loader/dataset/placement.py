@@ -5,6 +5,7 @@ the host is pinned where it lies; a GPU reads it over its bus (UVA), so features
 device's memory can stay there.
 """
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -19,7 +20,7 @@ from gigl_loader.sizes import size_in_words
 
 FeaturesOn = Literal["device", "host"]
 KernelsBy = Literal["torch", "warp"]
-EdgesOn = Literal["own", "whole", "host"]
+EdgesOn = Literal["own", "all", "host"]
 _ROWS = ("node_features", "edge_features")
 """The parts that may stay on the host; the others are small beside them, or read more often."""
 _SPARE = 0.9
@@ -61,7 +62,7 @@ class Placement:
         kernels: ``"torch"`` or ``"warp"``; None: chosen by the kind of device.
         cache: Device memory for features on the host, as ``remote_cache`` of a loader.
         edges: ``"own"``; ``"host"``: their ends and ids lie in pinned memory of the host; or of a
-            partition ``"whole"``: also the edges of all others.
+            partition ``"all"``: also the edges of all others.
 
     Raises:
         ConfigError: A value cannot work.
@@ -75,8 +76,8 @@ class Placement:
         cache: int | str | None = None,
         edges: EdgesOn = "own",
     ) -> None:
-        if edges not in ("own", "whole", "host"):
-            raise ConfigError(f'edges must be "own", "whole" or "host", got {edges!r}')
+        if edges not in ("own", "all", "host"):
+            raise ConfigError(f'edges must be "own", "all" or "host", got {edges!r}')
         if features not in ("device", "host"):
             raise ConfigError(f'features must be "device" or "host", got {features!r}')
         if kernels not in (None, "torch", "warp"):
@@ -86,8 +87,8 @@ class Placement:
                 f'cache={cache!r} is for features="host": all features are on the device anyway'
             )
         self.device, self.features, self.kernels, self.edges = device, features, kernels, edges
-        self.whole_edges: dict[Any, Any] = {}
-        """Edges of all ranks, for all loaders; see `in_process.whole_edges`."""
+        self.all_edges: dict[Any, Any] = {}
+        """Edges of all ranks, for all loaders; see `in_process.all_edges`."""
         self.cache = CacheOptions.of(cache, "cache")
         # before the copies: memory is unpinned before it is unmapped
         self._ranges: list[PinnedRange] = []
@@ -101,6 +102,8 @@ class Placement:
             ConfigError: The device has not enough free memory; nothing was copied.
             PinMemoryError: Memory of the host cannot be pinned.
         """
+        # edges of other partitions come to a device from their devices
+        view = replace(view, other_edges={})
         self._check_fits(view)
         self._pin(self._stays_on_host(view))
         placed: PartitionView = each_tensor(view, self._moved)

@@ -231,8 +231,22 @@ class PartitionView(Generic[A]):
     """The identity of the graph; None: not known yet, as for a new view."""
     times: dict[EdgeType, TimeOrder[A]] = field(default_factory=dict)
     """Of a loader with ``time_attr``: the edge types with times, of edges or of neighbours."""
+    other_edges: "dict[int, PartitionView[A]]" = field(default_factory=dict)
+    """All other partitions, by index, with their edges alone: of a dataset that was loaded with
+    ``edges="all"``."""
     same_host: "dict[int, PartitionView[A]]" = field(default_factory=dict)
     """In a worker: other partitions, by index, that it reads in this machine's memory."""
+
+    def with_edges_of(
+        self, partition_idx: int, adjacency: dict[EdgeType, Adjacency[A]],
+        edge_attributes: dict[tuple[EdgeType, str], Rows[A]],
+    ) -> "PartitionView[A]":  # fmt: skip
+        """Return another partition of this graph for `other_edges`."""
+        return PartitionView(
+            self.is_heterogeneous, self.edge_dir, self.num_partitions, partition_idx,
+            self.num_nodes, adjacency, self.node_books, self.edge_books,
+            edge_attributes=edge_attributes,
+        )  # fmt: skip
 
     def ends_of(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
         """Return (type that is expanded, type of its neighbours) of a walked edge type."""

@@ -35,6 +35,7 @@ from gigl_loader.dataset.placement import Placement
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, SamplingError
+from gigl_loader.in_process.all_edges import AllEdgesGraph
 from gigl_loader.in_process.collective import BROKEN_OFF, COMPLETE, CollectivePeers
 from gigl_loader.in_process.device_rows import wait_for_ranks
 from gigl_loader.in_process.in_process_source import (
@@ -44,7 +45,6 @@ from gigl_loader.in_process.in_process_source import (
     with_rows,
 )
 from gigl_loader.in_process.partitioned_graph import PartitionedGraph, words_of
-from gigl_loader.in_process.whole_edges import WholeEdgesGraph
 from gigl_loader.memory.leases import own_messages
 from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.message import AT_ONCE_EPOCH, Attempt, BatchTicket, Received, SampleMessage
@@ -272,9 +272,9 @@ class PartitionedSource(PlacedSource):
         )
         with self._device_memory.in_use():
             partitions = PartitionedGraph(placed, self._plan, kernels, self._device_memory, peers)
-            if _wants_whole_edges(self._placement, partitions):
+            if _wants_all_edges(self._placement, partitions):
                 names = list(self._plan.fanouts)
-                return WholeEdgesGraph(partitions, self._placement, names, kernels)
+                return AllEdgesGraph(partitions, self._placement, names, kernels)
             return partitions
 
     def _under_way_and_free(self) -> tuple[int, int | None]:
@@ -321,9 +321,9 @@ class PartitionedSource(PlacedSource):
         return self._whole(roots, host, rows, time.perf_counter() - cut_at)
 
 
-def _wants_whole_edges(place: Placement, partitions: PartitionedGraph) -> bool:
+def _wants_all_edges(place: Placement, partitions: PartitionedGraph) -> bool:
     """Return whether each device gets all edges, which all ranks have to want."""
-    wants = place.edges == "whole"
+    wants = place.edges == "all"
     all_want, none_wants = partitions.all_ranks(wants), partitions.all_ranks(not wants)
     if all_want or none_wants:
         return wants

@@ -106,7 +106,7 @@ class PartitionedGraph:
         if plan.expansion.in_trees:
             self._columns = 4 if view.times else 2
 
-    # -- all edges: see `whole_edges` --------------------------------------------------------------
+    # -- all edges: see `all_edges` ----------------------------------------------------------------
 
     def all_ranks(self, agrees: bool) -> bool:
         """Return whether all ranks say yes."""

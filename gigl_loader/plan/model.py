@@ -162,6 +162,9 @@ _CHANGES: dict[str, Callable[[Job], Job | None]] = {
     "a cache of 20% of the remote rows": lambda job: replace(
         job, remote_cache=max(job.remote_cache, 0.2)
     ),
+    "the edges of all partitions on each machine": lambda job: (
+        replace(job, all_edges=True) if job.parts > 1 else None
+    ),
     "features as float16": _smaller_dtype,
     "links 2.5 times as fast": lambda job: replace(job, link_gbit=2.5 * job.link_gbit),
     "twice the training machines": lambda job: _on_machines(job, 2 * job.machines, job.num_servers),
@@ -190,9 +193,10 @@ def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
     """
     # Requests have ids, and responses neighbours; with the rows of a node its id travels.
     remote, missed = job.share_elsewhere, 1 - batch.hit_rate
+    drawn_there = remote if job.asks_for_neighbors else 0.0
     by_kind = {
-        "requests": batch.requested * remote * _ID_BYTES,
-        "neighbours": batch.edges * remote * _ID_BYTES,
+        "requests": batch.requested * drawn_there * _ID_BYTES,
+        "neighbours": batch.edges * drawn_there * _ID_BYTES,
     }
     rows = batch.nodes * missed * (job.row_bytes + _ID_BYTES) if job.row_bytes else 0.0
     if job.is_store:
@@ -213,8 +217,9 @@ def cpu_per_seed(
     # connections: encryption counts its additional cost.
     per_byte = (costs.tls_s_per_gb - costs.plain_s_per_gb) / 1e9 if job.encrypted else 0.0
     sampled = costs.batch_s + costs.edge_s * batch.edges + costs.node_s * batch.nodes
-    asked = costs.asked_edge_s * batch.edges * remote
-    asked += costs.asked_batch_s if remote else 0.0
+    asked = 0.0
+    if remote and job.asks_for_neighbors:
+        asked = costs.asked_batch_s + costs.asked_edge_s * batch.edges * remote
     cpu_s = {"sampling": sampled, "requesting neighbours": asked}
     # A rank of a graph store has no rows of its own, so it fetches all of them.
     wanted = rows * (1.0 if job.is_store else remote)

@@ -200,6 +200,8 @@ class Job:
     """Read speed of partitions in 10**9 bytes per second."""
     remote_share: float | None = None
     """Share of neighbours in other partitions. None: as with random partitions."""
+    all_edges: bool = False
+    """Whether each machine with a partition has the edges of all, by ``edges="all"``."""
     degree_distribution: str = "uniform"
     """Degree distribution of a graph given by figures: ``"uniform"`` or ``"power-law"``."""
 
@@ -261,6 +263,18 @@ class Job:
             return 0.0
         return (1 - 1 / self.parts) if self.remote_share is None else self.remote_share
 
+    @property
+    def asks_for_neighbors(self) -> bool:
+        """Whether a machine draws neighbours from another one's partition."""
+        return self.parts > 1 and not self.all_edges
+
+    @property
+    def round_trips(self) -> int:
+        """Requests to other machines for a batch, one after another."""
+        hops = len(self.num_neighbors) if self.asks_for_neighbors else 0
+        rows = self.row_bytes > 0 and (self.parts > 1 or self.is_store)
+        return hops + self.is_store + rows
+
     def with_machines(self, machines: int, servers: int) -> "Job":
         """Return the job on other machines: partitions keep their advantage over random ones."""
         # More parts are smaller ones; the book of owners has all nodes in each.
@@ -305,16 +319,20 @@ def memory_of(job: Job, batch: BatchSize, costs: Costs) -> tuple[dict[str, float
 
 
 def graph_bytes(job: Job) -> dict[str, float]:
-    """Return the memory of a partition: rows, edges, and owners."""
-    if job.resident:
-        return dict(job.resident)
+    """Return the memory of a partition: rows, edges, and owners; and others' edges."""
     # As `dataset/` writes: row pointers of int64 for the nodes of a part, neighbours of int32 if
     # ids fit; and 8 bytes per node for a label.
     index = 4 if job.nodes < 2**31 else 8
-    return {
+    nbytes = dict(job.resident) or {
         "rows and labels": job.nodes * (job.row_bytes + 8) / job.parts,
         "edges": (8 * job.nodes + index * job.edges) / job.parts,
     }
+    if job.all_edges and job.parts > 1:
+        # a part that owns no range of ids has a row for each node of the graph
+        rows = job.parts - 1 if nbytes.get(BOOKS) else 1 - 1 / job.parts
+        others = 8 * job.nodes * rows + index * job.edges * (1 - 1 / job.parts)
+        nbytes["edges of other partitions"] = others
+    return nbytes
 
 
 def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:

@@ -106,6 +106,7 @@ def start_graph_store(
     reconnect_timeout: float = 300.0,
     start_timeout: float = 1800.0,
     network_timeout: float = PATIENCE_S,
+    edges: Literal["own", "all"] = "own",
 ) -> GraphStore:
     """Start a storage cluster on the Ray cluster that this process is connected to.
 
@@ -145,6 +146,8 @@ def start_graph_store(
         start_timeout: Seconds for placing the servers and loading the graph.
         network_timeout: Seconds that an outage of the network may last; see
             ``init_storage_process``.
+        edges: As for ``DistDataset.load``: ``"all"`` if each server has the edges of all
+            partitions.
 
     Raises:
         ConfigError: Ray is not installed, or a value is invalid.
@@ -153,6 +156,8 @@ def start_graph_store(
         PeerTimeoutError: Ray found no room for the servers, or they did not load in time.
     """
     _check(num_servers, replicas, cpus_per_server, max_restarts)
+    if edges not in ("own", "all"):  # before the servers, which would be restarted
+        raise ConfigError(f'edges must be "own" or "all", got {edges!r}')
     _check_times(health_timeout, reconnect_timeout, start_timeout)
     check_patience(network_timeout)
     # checks everything that can be refused before the first call to Ray
@@ -173,7 +178,7 @@ def start_graph_store(
                 port=addresses[rank][1], environment=environment, max_restarts=max_restarts,
                 arguments=(
                     f"--network-timeout={network_timeout}", f"--timeout={start_timeout}",
-                    f"--reconnect-timeout={reconnect_timeout}",
+                    f"--reconnect-timeout={reconnect_timeout}", f"--edges={edges}",
                     *(f"--allow-samplers={prefix}" for prefix in allow_samplers),
                 ),
                 health_timeout_s=health_timeout, load_timeout_s=start_timeout,

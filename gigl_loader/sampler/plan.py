@@ -137,8 +137,8 @@ class Sampler(Protocol):
 
     A custom class is named by `CustomSamplerOptions` and is built in every sampling thread as
     ``cls(view, plan, peers, **keywords)``. `sampler.reader.GraphReader` of ``view`` and
-    ``peers`` reads the whole graph: this partition, those in ``view.same_host``, and those that
-    ``peers`` request (None: there are none).
+    ``peers`` reads the whole graph: this partition, those in ``view.same_host``, the edges in
+    ``view.other_edges``, and what ``peers`` request (None: nothing).
     """
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:

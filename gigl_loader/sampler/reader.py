@@ -247,7 +247,10 @@ class GraphReader:
         self._scratch = Scratch()
         views = {view.partition_idx: view, **view.same_host}
         self._here = {p: LocalReader(part, self._scratch) for p, part in views.items()}
-        self._alone = peers is None and len(self._here) == 1
+        others = {p: LocalReader(part, self._scratch) for p, part in view.other_edges.items()}
+        self._edges_here = {**others, **self._here}
+        """By partition whose edges are in this machine's memory; `_here`: whose rows are, too."""
+        self._alone = peers is None and len(self._edges_here) == 1
         self._local = self._here[view.partition_idx]
         self._later = peers is not None and peers.rows_later
         self._kept: tuple[Split | None, Array] = (None, np.empty(0, np.int64))
@@ -265,7 +268,7 @@ class GraphReader:
         pending = {
             p: self._others().draw(p, DrawRequest(draw, nodes.take(at), trees and trees.take(at)))
             for p, at in split.items()
-            if p not in self._here
+            if p not in self._edges_here
         }
         return lambda: self._merge(draw, nodes, trees, split, pending)
 
@@ -298,9 +301,9 @@ class GraphReader:
         pending: dict[int, PendingAnswer[Drawn]],
     ) -> Drawn:  # fmt: skip
         parts: dict[int, Drawn] = {}
-        for partition in self._here.keys() & split.keys():  # while the others respond
+        for partition in self._edges_here.keys() & split.keys():  # while the others respond
             at = split[partition]
-            parts[partition] = self._here[partition].draw(
+            parts[partition] = self._edges_here[partition].draw(
                 draw, nodes.take(at), trees and trees.take(at)
             )
         for partition, answer in pending.items():
@@ -384,7 +387,8 @@ class GraphReader:
         is_free, unread = matrix not in self._unread, _Unread()
         if is_free:
             self._unread[matrix] = unread
-        elsewhere = {p: at for p, at in split.items() if p not in self._here}
+        readers = self._edges_here if kind == DEGREES else self._here
+        elsewhere = {p: at for p, at in split.items() if p not in readers}
         shape = (sum(at.size for at in elsewhere.values()), *row_shape)
         if is_free:  # named work memory: responses land in pages that are mapped already
             room = self._scratch.matrix(matrix, dtype, shape)
@@ -394,8 +398,8 @@ class GraphReader:
         requested = RequestedRows(self._peers, kind, name, pieces, room)
 
         def write(out: Array) -> None:
-            local = self._here.keys() & split.keys()  # read while the others respond
-            parts = [self._here[p].part(kind, name, ids, split[p]) for p in local]
+            local = readers.keys() & split.keys()  # read while the others respond
+            parts = [readers[p].part(kind, name, ids, split[p]) for p in local]
             gather_rows(parts + requested.parts(elsewhere.values()), out)
             if self._unread.get(matrix) is unread:
                 del self._unread[matrix]

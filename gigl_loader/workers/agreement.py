@@ -202,7 +202,8 @@ class Agreement:
         # opened before it is published, and kept until `close`: other ranks map it when their
         # workers start, and replaced workers map it later
         if reads_same_memory():
-            self._offered = Offered(self._view)
+            # each rank that wants other partitions' edges has them
+            self._offered = Offered(dataclasses.replace(self._view, other_edges={}))
         offer = None if self._offered is None else self._offered.offer
         ports = tuple(address[1] for address in addresses if address is not None)
         listening_on = next(address[0] for address in addresses if address is not None)

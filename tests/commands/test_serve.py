@@ -106,6 +106,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         if how["host"] == "bug":
             raise KeyError("a bug")
         found.append((rank, info, dataset.partition_idx, how))
+        others = list(dataset.view().other_edges)
+        assert others == ([1 - dataset.partition_idx] if how["host"] == "all edges" else [])
         yield SimpleNamespace(wait=lambda: 5)
 
     monkeypatch.setattr("gigl_loader.commands.storage.init_storage_process", process)
@@ -130,6 +132,9 @@ def test_a_server_is_told_by_torchrun_who_it_is(served: Any, root: str, monkeypa
     rank, _, partition, how = served.pop()
     assert (rank, partition, how["num_jobs"]) == (0, 0, None), "none leaves by itself"
     assert how["allow_samplers"] == ["a", "b.C"]
+    serve(parse_serve([root, "--edges=all", "--host=all edges"]))
+    with pytest.raises(SystemExit):
+        parse_serve([root, "--edges=whole"])
     for option in ("--num-jobs=2", "--num_server_sessions=2"):  # GiGL's name
         serve(parse_serve([root, option]))
         assert served.pop()[-1]["num_jobs"] == 2

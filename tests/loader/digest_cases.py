@@ -6,11 +6,12 @@ in ``digests.json``: a redesign that changes one bit of one batch is seen.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from gigl_loader import (
     DistSubGraphLoader,
     PPRSamplerOptions,
     RemoteDistDataset,
+    partition_graph,
 )
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.testing import batch_digest
@@ -82,6 +84,24 @@ def partition(rank: int, count: int, typed: bool, edge_dir: EdgeDir = "in") -> D
         graph(typed), edge_dir=edge_dir, time_attr="time",
         supervision={RELATIONS[0]: supervised} if typed else supervised, **where,
     )  # fmt: skip
+
+
+def write_partitions(folder: Path) -> None:
+    """Write the partitions of two ranks to disk: of both graphs, in both directions."""
+    supervised = (pairs(), pairs().roll(3, 1))
+    for typed, edge_dir in itertools.product((False, True), get_args(EdgeDir)):
+        partition_graph(
+            graph(typed), 2, folder / f"{typed} {edge_dir}", edge_dir=edge_dir, time_attr="time",
+            supervision={RELATIONS[0]: supervised} if typed else supervised, progress=False,
+        )  # fmt: skip
+
+
+def stored_partition(
+    rank: int, count: int, folder: Path, typed: bool, edge_dir: EdgeDir = "in"
+) -> DistDataset:
+    """Return a partition that `write_partitions` wrote, with the edges of the other one."""
+    # ranks differ in where edges lie, which no rank has to know
+    return DistDataset.load(folder / f"{typed} {edge_dir}", rank, edges="all", mmap=rank == 0)
 
 
 @dataclass(frozen=True)
@@ -218,11 +238,22 @@ def read(folder: Path, name: str) -> str:
     return digest_of(found)
 
 
-def of_a_rank(rank: int, size: int, folder: Path, names: list[str], how: dict[str, Any]) -> None:
-    """Run cases on one of several ranks, each with a partition of its own."""
+def of_a_rank(
+    rank: int, size: int, folder: Path, names: list[str], how: dict[str, Any],
+    stored: Path | None = None,
+) -> None:  # fmt: skip
+    """Run cases on one of several ranks, each with a partition of its own.
+
+    ``stored``: where `write_partitions` wrote them; each rank then has all edges.
+    """
     for name in names:
         case = CASES[name]
-        with case.make(case.partition(rank, size), case.seeds(), **how) as loader:
+        dataset = (
+            case.partition(rank, size)
+            if stored is None
+            else stored_partition(rank, size, stored, case.typed, case.edge_dir)
+        )
+        with case.make(dataset, case.seeds(), **how) as loader:
             write(folder, name, rank, digests(loader, rank, size))
 
 

@@ -6,6 +6,7 @@ defect that the changelog names.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,29 @@ def test_on_two_ranks(how: dict[str, Any], names: list[str], tmp_path: Path) -> 
         assert cases.read(tmp_path, name) == KNOWN[name], name
 
 
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("how", "names"),
+    [
+        # what differs from own edges is where neighbours are read: each kind of draw
+        pytest.param({}, ["nodes, ppr", *FEW[::2]], id="workers-few"),
+        pytest.param({"remote_cache": "20%"}, FEW[1::6], id="cache-few"),
+        pytest.param({}, list(CASES), id="workers-all", marks=pytest.mark.wide),
+        pytest.param({"remote_cache": "20%"}, list(CASES), id="cache-all", marks=pytest.mark.wide),
+        pytest.param(
+            {"exchange": "collective"}, list(CASES), id="collective-all", marks=pytest.mark.wide
+        ),
+    ],
+)
+def test_all_edges_on_two_ranks(how: dict[str, Any], names: list[str], tmp_path: Path) -> None:
+    ranks, stored = tmp_path / "ranks", tmp_path / "stored"
+    ranks.mkdir()
+    cases.write_partitions(stored)
+    run_ranks(cases.of_a_rank, tmp_path, names, how, stored, world_size=2, tmp_path=ranks)
+    for name in names:
+        assert cases.read(tmp_path, name) == KNOWN[name], name
+
+
 ROWS: dict[str, Any] = {}
 CACHE: dict[str, Any] = {"remote_cache": "20%"}
 
@@ -124,12 +148,29 @@ def test_from_a_graph_store_with_certificates(
     from_a_graph_store(False, {"remote_cache": "20%"}, tmp_path, names)
 
 
-def from_a_graph_store(typed: bool, how: dict[str, Any], folder: Path, names: list[str]) -> None:
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("typed", "how", "names"),
+    [
+        pytest.param(True, ROWS, FEW_TYPED[::3], id="typed-rows"),
+        pytest.param(False, ROWS, PLAIN, id="all plain-rows", marks=pytest.mark.wide),
+        pytest.param(True, CACHE, TYPED, id="all typed-cache", marks=pytest.mark.wide),
+    ],
+)
+def test_all_edges_on_each_server(
+    typed: bool, how: dict[str, Any], names: list[str], tmp_path: Path
+) -> None:
+    cases.write_partitions(tmp_path / "stored")
+    dataset = partial(cases.stored_partition, folder=tmp_path / "stored", typed=typed)
+    from_a_graph_store(typed, how, tmp_path, names, dataset)
+
+
+def from_a_graph_store(
+    typed: bool, how: dict[str, Any], folder: Path, names: list[str], dataset: Any = None
+) -> None:
     notes = folder / "notes"
     notes.mkdir()
-    run_cluster(
-        cases.of_a_client, folder, names, how,
-        dataset=cases.typed_partition if typed else cases.plain_partition, tmp_path=notes,
-    )  # fmt: skip
+    dataset = dataset or (cases.typed_partition if typed else cases.plain_partition)
+    run_cluster(cases.of_a_client, folder, names, how, dataset=dataset, tmp_path=notes)
     for name in names:
         assert cases.read(folder, name) == KNOWN[name], name

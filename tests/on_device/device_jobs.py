@@ -209,7 +209,7 @@ def ranks_that_differ(rank: int, size: int) -> None:
 
 def hops_over_all_edges_ask_nobody(rank: int, size: int) -> None:
     """Only rows are exchanged; edges are gathered once, for all loaders of a dataset."""
-    dataset = cases.partition(rank, size, typed=False).to("cpu", kernels="torch", edges="whole")
+    dataset = cases.partition(rank, size, typed=False).to("cpu", kernels="torch", edges="all")
     how: dict[str, Any] = {"batch_size": 8, "seed": 1, "num_workers": 0}
     swaps, own, of_a_batch = [], torch.arange(rank, cases.NODES, size), set()
     swap = RankExchange.swap_values
@@ -233,10 +233,10 @@ def hops_over_all_edges_ask_nobody(rank: int, size: int) -> None:
         assert found == [batch_digest(batch) for batch in whole]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceMemory, "free_bytes", lambda memory: 1000 if rank else 10**9)
-        placed = dataset.to("cpu", kernels="torch", edges="whole")
+        placed = dataset.to("cpu", kernels="torch", edges="all")
         with pytest.raises(ConfigError, match=r"all edges of a type take .* some rank has 1000"):
             DistNeighborLoader(placed, [3], own, exchange="collective", **how)
-    one_way = dataset.to("cpu", kernels="torch", edges="whole" if rank else "own")
+    one_way = dataset.to("cpu", kernels="torch", edges="all" if rank else "own")
     with pytest.raises(ConfigError, match="the same edges= on all"):
         DistNeighborLoader(one_way, [3], own, exchange="collective", **how)
 

@@ -85,7 +85,7 @@ def _of_a_rank(rank: int, size: int, folder: Path) -> None:
     if rank == 0:
         partition_graph(graph(), size, folder / "parts")
     dist.barrier()
-    for edges in ("own", "whole"):
+    for edges in ("own", "all"):
         dataset = DistDataset.load(folder / "parts", rank).to("cpu", kernels="warp", edges=edges)
         seeds = ("paper", torch.arange(rank, 200, size))
         with (
@@ -106,7 +106,7 @@ def test_partitions_on_several_devices(size: int, tmp_path: Path) -> None:
     run_ranks(_of_a_rank, tmp_path, world_size=size, tmp_path=ranks, timeout=300)
     wanted = {
         "own": {"operators": 550, "launches": 35, "waits": 6, "meetings": 9, "swaps": 12},
-        "whole": {"operators": 157, "launches": 35, "waits": 3, "meetings": 3, "swaps": 6},
+        "all": {"operators": 157, "launches": 35, "waits": 3, "meetings": 3, "swaps": 6},
     }
     for edges, limits in wanted.items():
         for rank in range(size):

@@ -328,8 +328,8 @@ def test_mistakes_are_named() -> None:
         small().to("cpu", kernels="cuda")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match='features must be "device" or "host"'):
         small().to("cpu", kernels="torch", features="disk")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match='edges must be "own", "whole" or "host"'):
-        small().to("cpu", kernels="torch", edges="all")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='edges must be "own", "all" or "host"'):
+        small().to("cpu", kernels="torch", edges="whole")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match='is for features="host"'):
         small().to("cpu", kernels="torch", cache="20%")
     with pytest.raises(ConfigError, match="cache as a share must be above 0%"):

@@ -31,13 +31,13 @@ wide = pytest.mark.wide
         # what differs here is where edges and rows are, or who draws: two kinds each
         (FEW[::3], 3, {"kernels": "torch", "features": "host"}),
         (OTHERS[:2], 2, {"kernels": "warp"}),
-        (OTHERS[2:], 3, {"kernels": "torch", "edges": "whole", "features": "host"}),
+        (OTHERS[2:], 3, {"kernels": "torch", "edges": "all", "features": "host"}),
         pytest.param(ALL, 2, {"kernels": "torch"}, marks=wide),
         pytest.param(ALL[::3], 3, {"kernels": "torch", "features": "host"}, marks=wide),
         pytest.param(ALL[1::3], 2, {"kernels": "warp"}, marks=wide),
-        pytest.param(ALL, 2, {"kernels": "torch", "edges": "whole"}, marks=wide),
+        pytest.param(ALL, 2, {"kernels": "torch", "edges": "all"}, marks=wide),
         pytest.param(
-            ALL[2::3], 3, {"kernels": "torch", "edges": "whole", "features": "host"}, marks=wide
+            ALL[2::3], 3, {"kernels": "torch", "edges": "all", "features": "host"}, marks=wide
         ),
     ],
     ids=[

@@ -90,6 +90,31 @@ def test_the_link_of_two_machines_by_hand() -> None:
     assert list(plan.changes.values()) == sorted(plan.changes.values(), reverse=True)
 
 
+def test_with_all_edges_on_each_machine_only_rows_travel_in_one_round() -> None:
+    two = replace(JOB, machines=2, link_gbit=1, num_workers=8)
+    store = replace(two, deployment="graph-store", num_servers=2)
+    # hops that ask, the batch of a server, rows: one after another
+    for job, before, after in ((two, 2 + 1, 1), (store, 2 + 1 + 1, 1 + 1)):
+        own, every = estimate(job, COSTS), estimate(replace(job, all_edges=True), COSTS)
+        assert (own.job.round_trips, every.job.round_trips) == (before, after)
+        assert (
+            every.network["requests"]
+            == every.network["neighbours"]
+            == 0
+            < sum(own.network[name] for name in ("requests", "neighbours"))
+        )
+        of_rows = {name: value for name, value in own.network.items() if "rows" in name}
+        assert of_rows.items() <= every.network.items()
+        assert every.cpu["requesting neighbours"] == 0 < own.cpu["requesting neighbours"]
+        name = "the edges of all partitions on each machine"
+        gain = every.seeds_per_second / own.seeds_per_second
+        assert own.changes.get(name, 1.0) == pytest.approx(gain, abs=0.01)
+        assert name not in every.changes
+    assert JOB.round_trips == 0
+    assert replace(two, dim=0).round_trips == 2
+    assert "the edges of all partitions on each machine" not in estimate(JOB, COSTS).changes
+
+
 def test_limits_that_are_alike_leave_less_than_each() -> None:
     bounds = {"cores": 100.0, "links": 100.0, "the model's step": 1e3}
     assert together(JOB, bounds) == pytest.approx(100 * 4 / 5)  # four batches are under way

@@ -73,6 +73,19 @@ def test_a_part_of_the_graph() -> None:
     assert graph_bytes(replace(job, resident=(("rows", 5.0),))) == {"rows": 5.0}
 
 
+def test_the_edges_of_all_parts() -> None:
+    job = replace(JOB, nodes=1e6, edges=8e6, machines=4)
+    own, every = graph_bytes(job), graph_bytes(replace(job, all_edges=True))
+    others = every.pop("edges of other partitions")
+    assert every == own
+    assert own["edges"] + others == 8e6 + 4 * 8e6, "eight bytes a node, four an edge"
+    # a part that owns no range of ids has a row for each node
+    drawn = replace(job, all_edges=True, resident=(("edges", 5.0), ("books", 1.0)))
+    assert graph_bytes(drawn)["edges of other partitions"] == 3 * 8e6 + 3 * 8e6
+    alone = replace(JOB, all_edges=True)
+    assert graph_bytes(alone) == graph_bytes(JOB)
+
+
 def test_the_machine_that_has_most_is_told() -> None:
     store = replace(JOB, deployment="graph-store", num_servers=1)
     assert estimate(store, COSTS).memory_machine == "storage"

@@ -323,6 +323,36 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
         assert out[:, 0].tolist() == nodes.tolist()
 
 
+@pytest.mark.parametrize("held", [[0, 1, 2], [0, 2]], ids=["all edges", "some"])
+def test_edges_that_are_here_are_requested_from_nobody(held: list[int]) -> None:
+    generator = np.random.default_rng(4)
+    view, nodes = _view(5, 30), generator.integers(30, size=80)
+    parts = _cut(view, generator.integers(3, size=30), 3)
+    for part in parts:
+        others = {
+            number: dataclasses.replace(parts[number], node_features={})
+            for number in held
+            if number != part.partition_idx
+        }
+        part, peers = dataclasses.replace(part, other_edges=others), InProcessPeers(parts)
+        store, alone = GraphReader(part, peers), LocalReader(view)
+        draw = Draw(EDGE, 3, 9, with_edge=True)
+        drawn, wanted = store.draw(draw, nodes)(), alone.draw(draw, nodes)
+        assert np.array_equal(drawn.neighbors, wanted.neighbors)
+        assert np.array_equal(drawn.edge_ids, wanted.edge_ids)
+        degrees = store.degrees(EDGE, nodes)()
+        assert np.array_equal(degrees, alone.degrees(EDGE, nodes))
+        elsewhere = {0, 1, 2} - {part.partition_idx, *held}
+        assert {number for number, _ in peers.asked} == elsewhere
+        peers.asked.clear()
+        split = store.split(part.node_books[NODE], nodes)
+        dtype, shape, write = store.fetch("node_features", NODE, nodes, split)
+        write(rows := np.empty(shape, dtype))
+        assert rows[:, 0].tolist() == nodes.tolist()
+        assert {number for number, _ in peers.asked} == {0, 1, 2} - {part.partition_idx}
+        assert all(isinstance(request, RowsRequest) for _, request in peers.asked)
+
+
 @pytest.mark.parametrize("book", [Book(table=np.arange(10) // 5), Book(bounds=np.array([5, 10]))])
 def test_ids_of_nobody_have_no_owner(book: Book[Any]) -> None:
     """Answers of other machines name neighbours, which are asked for in the next hop."""

@@ -18,7 +18,7 @@ from gigl_loader.on_device.device_graph import LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
 
 
-class WholeEdgesGraph(LocalDeviceGraph):
+class AllEdgesGraph(LocalDeviceGraph):
     """Draws from all edges on this device; rows come from the devices of all ranks. Collective.
 
     Args:
@@ -41,9 +41,9 @@ class WholeEdgesGraph(LocalDeviceGraph):
             adjacency, order = view.adjacency[name], view.times.get(name)
             # the placement keeps both, so no other tensor gets their number
             known = id(adjacency.indices), id(None if order is None else order.order)
-            if not partitions.all_ranks(known in place.whole_edges):
-                place.whole_edges[known] = _gathered(adjacency, order, partitions)
-            edges[name], of_all = place.whole_edges[known]
+            if not partitions.all_ranks(known in place.all_edges):
+                place.all_edges[known] = _gathered(adjacency, order, partitions)
+            edges[name], of_all = place.all_edges[known]
             if of_all is not None:
                 times[name] = of_all
         super().__init__(replace(view, adjacency=edges, times=times), edge_types, kernels)
@@ -57,7 +57,7 @@ class WholeEdgesGraph(LocalDeviceGraph):
 def _gathered(
     own: Adjacency[Tensor], order: TimeOrder[Tensor] | None, ranks: PartitionedGraph
 ) -> tuple[Adjacency[Tensor], TimeOrder[Tensor] | None]:
-    """Return the edges of all ranks as one adjacency; see `WholeEdgesGraph`."""
+    """Return the edges of all ranks as one adjacency; see `AllEdgesGraph`."""
     places = torch.arange(own.indices.numel(), device=own.indices.device)
     more = [
         own.edge_ids_at(places) if own.has_edge_ids else None, own.weights,
