@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gigl_loader.commands import status
 from gigl_loader.commands.status import add_security
 from gigl_loader.dataset.disk import count_partitions
-from gigl_loader.dataset.local import EDGES, DistDataset
+from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.logs import showing_where
 from gigl_loader.options import DEFAULT_RECONNECT_S
@@ -42,7 +42,8 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     # torchrun they give one server, for trials.
     parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
     parser.add_argument(
-        "--edges", choices=EDGES, default="own", help="all: have the edges of all partitions here, "
+        "--edges", choices=("own", "all"), default="own",
+        help="all: have the edges of all partitions here, "
         "so that servers ask each other for no neighbours (default own)",
     )  # fmt: skip
     parser.add_argument(

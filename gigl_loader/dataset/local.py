@@ -63,8 +63,6 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.view import Book, PartitionView, Splits
 from gigl_loader.errors import ConfigError, FileChangedError, UsageError, WrongTypeError
 
-EDGES = get_args(Edges)
-
 
 class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
     """One partition of a graph: topology, features, labels, splits, and the owners of all ids.
@@ -249,7 +247,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
             raise ConfigError(f"mmap must be True or False, got {mmap!r}")
         if verify not in ("background", "now", "off"):
             raise ConfigError(f'verify must be "background", "now" or "off", got {verify!r}')
-        if edges not in EDGES:
+        if edges not in get_args(Edges):
             raise ConfigError(f'edges must be "own" or "all", got {edges!r}')
         if edges == "all":
             disk.check_all_parts(root)

@@ -28,6 +28,7 @@ from gigl_loader.dataset.mapped import (
     verify_file,
 )
 from gigl_loader.dataset.mapped_files import MappedFiles, check_stamps
+from gigl_loader.dataset.mapped_writer import allow_files
 from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import (
     WEIGHT_NAMES,
@@ -342,6 +343,8 @@ class MappedPart:
         }  # fmt: skip
         for part, known in zip(self._parts, stamps or [], strict=stamps is not None):
             check_stamps(part, known)
+        # a descriptor for each array, and a second one while they are sent to workers
+        allow_files(2 * sum(len(other.part.arrays) for other in self._others.values()))
         self._stop = threading.Event()
         self._failure: ConfigError | None = None
 

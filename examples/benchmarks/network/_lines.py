@@ -12,19 +12,21 @@ from statistics import median
 from typing import Any
 
 HEADINGS = (
-    "graph", "rows as", "machines", "deployment", "link", "cache", "seeds/s per rank",
+    "graph", "order", "edges", "rows as", "machines", "deployment", "link", "cache",
+    "seeds/s per rank",
     "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "of its processes",
     "CPU us per seed: servers", "ranks", "busiest link", "GB of memory", "cores for other work",
 )  # fmt: skip
-_SAME = ("graph", "dtype", "parts", "deployment", "rate", "cache")
+_SAME = ("graph", "order", "edges", "dtype", "parts", "deployment", "rate", "cache")
+_BEFORE = {"order": "random", "edges": "own"}
+"""Of records that were written before there was a choice."""
 
 
 def line_of(found: dict[str, Any]) -> str:
     """Return the row of the table."""
     cells = (
-        found["graph"], found["dtype"], found["parts"], found["deployment"], found["rate"],
-        found["cache"], f"{found['seeds_per_s']:,.0f}", f"{found['rows_per_seed']:,.0f}",
-        f"{found['structure_per_seed']:,.0f}",
+        *(found[name] for name in _SAME), f"{found['seeds_per_s']:,.0f}",
+        f"{found['rows_per_seed']:,.0f}", f"{found['structure_per_seed']:,.0f}",
         "-" if found["hit_rate"] is None else f"{found['hit_rate']:.0%}",
         f"{found['cpu_s_per_gb']:.2f}", f"{own_cpu_s_per_gb(found):.2f}",
         *_cpu_us_per_seed(found), f"{found['busiest_link']:.0%}",
@@ -53,12 +55,13 @@ def _cpu_us_per_seed(found: dict[str, Any]) -> tuple[str, str]:
 
 def medians(every: list[dict[str, Any]]) -> list[str]:
     """Return a table of medians, with the least and the most, of the runs of each case."""
-    headings = (*HEADINGS[:6], "rounds", "seeds/s per rank", "bytes per seed", "busiest link",
+    headings = (*HEADINGS[:8], "rounds", "seeds/s per rank", "bytes per seed", "busiest link",
                 "cores for other work")  # fmt: skip
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     cases: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for one in every:
-        cases.setdefault(tuple(one[name] for name in _SAME), []).append(one)
+        key = tuple((_BEFORE | one)[name] for name in _SAME)
+        cases.setdefault(key, []).append(one)
     for case, runs in cases.items():
         sent = [one["rows_per_seed"] + one["structure_per_seed"] for one in runs]
         cells = (

@@ -7,6 +7,8 @@ used.
 Needs root, `ip` and `tc`::
 
     python examples/benchmarks/network/bench_machines.py --keep FOLDER --out results.md
+    python examples/benchmarks/network/bench_machines.py --keep FOLDER --steps --rates 1gbit
+    python examples/benchmarks/network/bench_machines.py --keep FOLDER --steps --delay-ms 5
     python examples/benchmarks/network/bench_machines.py --tiny
 """
 
@@ -26,7 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 from _lines import HEADINGS, line_of, medians
-from _machines import LINK, Machine, machines, received_bytes
+from _machines import LINK, UNLIMITED, Machine, machines, received_bytes
 from _watch import Watch, all_cpu_s
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cache"))
@@ -36,6 +38,15 @@ PORT = 29_411
 LIMIT_S = 1800.0
 GLT_MODES = ("GLT colocated, seeded", "GLT graph store, seeded", "GLT colocated, unseeded",
              "GLT graph store, unseeded")  # fmt: skip
+HUBS, HUBS_AT_RANDOM = "hubs in communities", "hubs in communities, parts at random"
+STEPS = (
+    (HUBS_AT_RANDOM, "random", "own"), (HUBS, "random", "own"), (HUBS, "groups", "own"),
+    (HUBS, "groups", "all"),
+)  # fmt: skip
+"""Graph with its parts, order of seeds, edges on each machine: one more thing in each."""
+COMMUNITY, GROUPS_PER_BATCH, WITHIN = 1024, 16, 0.7
+AT_ONCE, SEEDS_AT_ONCE = 60, 64
+"""Batches of `loader(index)`, and the seeds of one, where links delay."""
 GLT_BATCHES = (8, 24, 8)
 """Before those that count, those, and after them: it takes seconds for some."""
 
@@ -60,6 +71,12 @@ class Case:
     """Columns of the features."""
     python: str = sys.executable
     """The interpreter of the environment."""
+    order: str = "random"
+    """Of seeds: ``"random"``, or ``"groups"`` of communities."""
+    edges: str = "own"
+    """As `DistDataset.load` has it."""
+    delay_ms: float = 0.0
+    """Time of each frame on its way. If it is not 0, single batches are timed."""
 
     @property
     def is_store(self) -> bool:
@@ -79,6 +96,8 @@ class Case:
     @property
     def gbit(self) -> float:
         """10**9 bits per second of a link."""
+        if self.rate == UNLIMITED:
+            return float("inf")
         number, unit = self.rate[:-4], self.rate[-4:]
         return float(number) / {"gbit": 1, "mbit": 1000}[unit]
 
@@ -88,6 +107,8 @@ class Case:
 
 def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path, width: int) -> None:
     """Partition a graph, unless it is there: uniform and R-MAT at random, communities by METIS.
+
+    Hubs in communities have parts that follow these, or parts at random.
 
     Seeds, its training nodes, are those that have neighbours: half of the nodes of R-MAT have none,
     and cost nothing.
@@ -103,6 +124,8 @@ def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path, wid
     random, scale = np.random.default_rng(0), max(1, (nodes - 1).bit_length())
     if kind == "communities":
         edges = communities(1 << scale, random)
+    elif kind in (HUBS, HUBS_AT_RANDOM):
+        edges = hubs_in_communities(1 << scale, random)
     else:
         edges = (power_law if kind == "power law" else uniform)(scale, random, DEGREE)
     count = 1 << scale
@@ -111,10 +134,12 @@ def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path, wid
         x=torch.randn((count, width), generator=generator), edge_index=torch.from_numpy(edges),
         num_nodes=count, train_mask=torch.from_numpy(np.bincount(edges[1], minlength=count) > 0),
     )  # fmt: skip
-    method: Literal["metis", "random"] = "metis" if kind == "communities" else "random"
+    methods: dict[str, Literal["metis", "contiguous"]]
+    methods = {"communities": "metis", HUBS: "contiguous"}
     feature_dtype = None if dtype == "float32" else dtype
     partition_graph(
-        data, parts, folder, method=method, feature_dtype=feature_dtype, progress=False
+        data, parts, folder, method=methods.get(kind, "random"), feature_dtype=feature_dtype,
+        progress=False,
     )  # fmt: skip
     (folder / "complete").touch()
 
@@ -126,6 +151,21 @@ def communities(nodes: int, random: np.random.Generator) -> np.ndarray:
     within = np.minimum(source // size * size + random.integers(0, size, source.size), nodes - 1)
     anywhere = random.integers(0, nodes, source.size)
     return np.stack([np.where(random.random(source.size) < 0.9, within, anywhere), source])
+
+
+def hubs_in_communities(nodes: int, random: np.random.Generator) -> np.ndarray:
+    """Return ``[2, edges]`` with ends by a power law, of which most stay within `COMMUNITY` ids."""
+    reach = (random.pareto(1.5, nodes) + 1).cumsum()
+    reach /= reach[-1]
+    target = np.searchsorted(reach, random.random(DEGREE * nodes))
+    first = target // COMMUNITY * COMMUNITY
+    # a number between where the community begins and ends is a node of it, by the same law
+    low = np.where(first > 0, reach[first - 1], 0.0)
+    high = reach[np.minimum(first + COMMUNITY, nodes) - 1]
+    within = random.random(target.size) < WITHIN
+    drawn = random.random(target.size)
+    source = np.searchsorted(reach, np.where(within, low + (high - low) * drawn, drawn))
+    return np.stack([np.minimum(source, nodes - 1), target])
 
 
 # --- what runs on a machine -----------------------------------------------------------------------
@@ -145,12 +185,12 @@ def be_machine(role: str, number: int, case: Case, addresses: list[str], out: st
 
 def _keywords(case: Case) -> dict[str, Any]:
     cache = None if case.cache == "none" else case.cache
-    return {"batch_size": case.batch_size, "seed": 1, "shuffle": True, "num_workers": 1,
-            "timeout": 600.0, "remote_cache": cache}  # fmt: skip
+    return {"batch_size": case.batch_size, "seed": 1, "shuffle": case.order == "random",
+            "num_workers": 1, "timeout": 600.0, "remote_cache": cache}  # fmt: skip
 
 
 def _some(ids: Any, case: Case, share: int) -> Any:
-    """Return as many of the ids as are needed, drawn from all over."""
+    """Return as many of the ids as are needed, drawn from all over or group by group."""
     import torch
 
     wanted = case.taken * case.batch_size // share
@@ -158,7 +198,16 @@ def _some(ids: Any, case: Case, share: int) -> Any:
         raise SystemExit(
             f"{wanted} seeds are needed, there are {len(ids)}: lower --batches or --tail"
         )
+    if case.order == "groups":
+        return ids[_in_groups(ids.numpy() // COMMUNITY)[:wanted]]
     return ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(2))[:wanted]]
+
+
+def _in_groups(groups: np.ndarray) -> Any:
+    """Return the positions of an epoch whose batches have seeds of `GROUPS_PER_BATCH` groups."""
+    random = np.random.default_rng(2)
+    turn = random.permutation(groups.max() + 1)[groups] // GROUPS_PER_BATCH
+    return np.lexsort((random.random(groups.size), turn))
 
 
 def _colocated(rank: int, case: Case, addresses: list[str]) -> dict[str, Any]:
@@ -171,7 +220,7 @@ def _colocated(rank: int, case: Case, addresses: list[str]) -> dict[str, Any]:
         LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
     )  # fmt: skip
     dist.init_process_group("gloo")
-    dataset = DistDataset.load(case.folder, rank)
+    dataset = DistDataset.load(case.folder, rank, edges=case.edges)
     seeds = _some(dataset.train_node_ids, case, 1)
     with DistNeighborLoader(dataset, FANOUTS, seeds, **_keywords(case)) as loader:
         result = _measure(loader, case, dist.barrier)
@@ -193,7 +242,7 @@ def _store(role: str, number: int, case: Case, addresses: list[str]) -> dict[str
         case.parts, case.parts, 1, server, server, rank, 0, 0, PORT, PORT + 1, 0
     )  # fmt: skip
     if role == "server":
-        dataset = DistDataset.load(case.folder, number)
+        dataset = DistDataset.load(case.folder, number, edges=case.edges)
         host = addresses[number]
         with init_storage_process(number, info, dataset, host=host, num_jobs=1) as process:
             process.wait()
@@ -215,6 +264,8 @@ def _store(role: str, number: int, case: Case, addresses: list[str]) -> dict[str
 
 def _measure(loader: Any, case: Case, meet: Any) -> dict[str, Any]:
     """Take batches of one epoch; what follows the warm-up counts."""
+    if case.delay_ms:
+        return _measure_at_once(loader, case, meet)
     batches = iter(loader)
     for _ in range(case.warmup):
         next(batches)
@@ -234,6 +285,20 @@ def _measure(loader: Any, case: Case, meet: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _measure_at_once(loader: Any, case: Case, meet: Any) -> dict[str, Any]:
+    """Time batches that are asked for one by one."""
+    import torch
+
+    num_seeds, seconds = case.taken * case.batch_size, []
+    for number in range(AT_ONCE + 5):
+        index = torch.arange(SEEDS_AT_ONCE) * 97 + number * 13
+        begun = time.perf_counter()
+        loader(index % num_seeds)
+        seconds.append(time.perf_counter() - begun)
+    meet()
+    return {"milliseconds": [1e3 * one for one in seconds[5:]]}
+
+
 # --- the table ------------------------------------------------------------------------------------
 
 
@@ -245,7 +310,7 @@ def measure(case: Case) -> dict[str, Any]:
     """
     num = 2 * case.parts if case.is_store else case.parts
     before = unused_segments()
-    with machines(num, case.rate) as there, tempfile.TemporaryDirectory() as folder:
+    with machines(num, case.rate, case.delay_ms) as there, tempfile.TemporaryDirectory() as folder:
         addresses = [machine.address for machine in there]
         started, outs = [], []
         try:
@@ -265,7 +330,8 @@ def measure(case: Case) -> dict[str, Any]:
                 process.wait()
             for segment in unused_segments() - before:  # a peer may leave gigabytes behind
                 subprocess.run(["ipcrm", "-m", segment], check=False)
-        return _summary(case, [json.loads(out.read_text()) for out in outs], watch)
+        found = [json.loads(out.read_text()) for out in outs]
+        return (_at_once if case.delay_ms else _summary)(case, found, watch)
 
 
 def _start(
@@ -295,6 +361,15 @@ def _await(
         if failed or time.monotonic() > deadline:
             raise RuntimeError(f"a process failed, or is late: exit codes {failed}")
         time.sleep(0.2)
+
+
+def _at_once(case: Case, found: list[dict[str, Any]], _: Watch) -> dict[str, Any]:
+    """Return the figures of batches that were asked for one by one."""
+    times = np.array([one["milliseconds"] for one in found])
+    least, middle, most = np.percentile(times, [10, 50, 90]).round(1).tolist()
+    told = asdict(case)
+    del told["python"]
+    return {**told, "ms": middle, "ms_of_10th": least, "ms_of_90th": most}
 
 
 def _summary(case: Case, found: list[dict[str, Any]], watch: Watch) -> dict[str, Any]:
@@ -345,20 +420,24 @@ def main() -> None:
         for case in _cases(args, args.keep or Path(folder)):
             found = measure(case)
             every.append(found)
-            lines.append(line_of(found))
+            lines.append(str(found) if case.delay_ms else line_of(found))
             print(lines[-1], flush=True)
             if args.out is not None:
                 args.out.write_text("\n".join(lines) + "\n")
             if args.records is not None:
                 with args.records.open("a") as records:
                     records.write(json.dumps(found) + "\n")
-    if args.rounds > 1:
+    if args.rounds > 1 and not args.delay_ms:
         print("\n".join(medians(every)))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--graphs", nargs="+", default=["uniform", "power law", "communities"])
+    parser.add_argument("--steps", action="store_true", help="a graph with communities: parts at "
+                        "random, by community; seeds in groups; all edges everywhere")  # fmt: skip
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="time single batches over "
+                        "links that take so long in each direction")  # fmt: skip
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
     parser.add_argument("--parts", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--deployments", nargs="*", default=["colocated", "graph store"])
@@ -384,8 +463,10 @@ def _arguments() -> argparse.Namespace:
 
 def _cases(args: argparse.Namespace, folder: Path) -> Any:
     """Give the cases, round by round; each graph is written before its first one."""
+    all_steps = STEPS if args.steps else [(graph, "random", "own") for graph in args.graphs]
     for _ in range(args.rounds):
-        for graph, dtype, parts in itertools.product(args.graphs, args.dtypes, args.parts):
+        for step, dtype, parts in itertools.product(all_steps, args.dtypes, args.parts):
+            graph, order, edges = step
             root = folder / f"{graph} {dtype} {parts} of {args.width}"
             write_graph(graph, dtype, parts, args.nodes, root, args.width)
             ways = itertools.product(args.deployments, args.rates, args.caches)
@@ -394,6 +475,7 @@ def _cases(args: argparse.Namespace, folder: Path) -> Any:
                     yield Case(
                         graph, dtype, parts, deployment, rate, cache, str(root),
                         args.batch_size, args.warmup, args.batches, args.tail, args.width,
+                        order=order, edges=edges, delay_ms=args.delay_ms,
                     )  # fmt: skip
             if args.python_glt and dtype == "float32":
                 for deployment, rate in itertools.product(args.glt, args.rates):
