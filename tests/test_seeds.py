@@ -49,7 +49,7 @@ def test_many_seeds(size: int, ranks: int, start: int) -> None:
 
 
 def test_what_a_seed_is() -> None:
-    """An edge is its ends, a node at two times is two seeds; positions, groups and labels do not."""
+    """An edge is its ends, a node at two times is two seeds; positions, groups, labels do not."""
     ids = torch.arange(5)
     edges = [_told(ids, targets=ids + shift) for shift in (0, 1)]
     check_each_once(edges, range(2))
