@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.client.receiving_channel import RemoteReceivingChannel
-from gigl_loader.client.row_requests import RowQuestions
+from gigl_loader.client.row_requests import RowRequests
 from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.dataset.view import Matrix, Owner, Row, owner_of
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
@@ -83,15 +83,15 @@ class FillingChannel:
     def __init__(
         self, cluster: Cluster, options: CacheOptions | None, room: int, timeout_s: float,
         pin_memory: bool, machine_rows: MachineRows | None = None,
-        questions: RowQuestions | None = None,
+        questions: RowRequests | None = None,
     ) -> None:  # fmt: skip
         self._machine_rows = machine_rows
         self._options, self._room, self._timeout_s = options, room, timeout_s
         self._pin, self._pool = pin_memory, BufferPool(pin_memory=pin_memory)
-        self._questions = questions or RowQuestions(cluster, timeout_s)
+        self._questions = questions or RowRequests(cluster, timeout_s)
         # separate connections, since responses come in the order of the requests: a batch beside
         # the epoch would wait for the rows of several of its batches
-        self._at_once = RowQuestions(cluster, timeout_s)
+        self._at_once = RowRequests(cluster, timeout_s)
         """Row requests of batches beside the epoch, which another thread fills."""
         self._cache: RowCache | None = None
         self._pipeline = self._pipeline_of(self._questions)
@@ -108,7 +108,7 @@ class FillingChannel:
         self._last_progress = 0.0
 
     def _pipeline_of(
-        self, questions: RowQuestions, cache: RowCache | None = None, user: int = 0
+        self, questions: RowRequests, cache: RowCache | None = None, user: int = 0
     ) -> Pipeline:
         # at most half of the limit, which leaves time to fetch rows that others did not
         ready_s = min(READY_S, self._timeout_s / 2)
@@ -379,7 +379,7 @@ class FillingChannel:
         }  # fmt: skip
 
 
-def _described(received: Received, questions: RowQuestions) -> _Unfilled:
+def _described(received: Received, questions: RowRequests) -> _Unfilled:
     """Return a batch with its description of the rows that it lacks."""
     message = dict(received.message)
     if ROWS not in message:

@@ -268,7 +268,7 @@ def _positions(ends: Tensor, counts: Tensor) -> Tensor:
 # --- rows of batches under way --------------------------------------------------------------------
 
 
-class ComingRows:
+class PendingRows:
     """Rows requested from one server.
 
     Args:
@@ -302,7 +302,7 @@ class ComingRows:
         return RowsAnswer(self._rows)
 
 
-class RowQuestions:
+class RowRequests:
     """Requests rows from the servers, over a separate connection to each.
 
     The caller does not wait: a thread for each server receives its responses.
@@ -362,7 +362,7 @@ class RowQuestions:
         # and server
         self._lost = self._cluster.lost
 
-    def rows(self, server: int, request: RowsRequest, out: Array) -> ComingRows:
+    def rows(self, server: int, request: RowsRequest, out: Array) -> PendingRows:
         """Request rows from a server, to be received into ``out``."""
         connection = self._connection(server)
         try:
@@ -382,7 +382,7 @@ class RowQuestions:
             except GiglLoaderError as error:
                 raise connection.note_failure(error) from error
 
-        return ComingRows(out, self._threads.submit(receive), self._timeout_s)
+        return PendingRows(out, self._threads.submit(receive), self._timeout_s)
 
     def _connection(self, server: int) -> ServerConnection:
         """Return the connection to a server; if it is lost, to a replica, which has its rows."""

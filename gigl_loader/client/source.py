@@ -358,14 +358,14 @@ class RemoteSource:
         if self._rows is not None:
             self._rows.stop()
         numbers = {server: number for number, server in enumerate(self._sampling)}
-        batches = [self._server_of(index, numbers) for index in self._to_come.values()]
+        batches = [self._server_and_batch(index, numbers) for index in self._to_come.values()]
         # the same attempt even after a recovery: the new producers know no other one
         self._channel.start_epoch(self._attempt, batches, list(self._to_come))
         # only the servers' responses to the start of an epoch tell whether batches have rows
         if self._rows is not None or self._channel.rows_apart:
             self._filling_channel().begin(self._channel, self._attempt, len(batches))
 
-    def _server_of(self, index: int, numbers: Mapping[int, int]) -> tuple[int, int]:
+    def _server_and_batch(self, index: int, numbers: Mapping[int, int]) -> tuple[int, int]:
         """Return the server of a batch, by its number of those that sample, and the batch."""
         shard, batch = self._share[index]
         server = self._active[shard]

@@ -28,7 +28,6 @@ from gigl_loader.dataset.schema import (
     reverse_edge_type,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.hooks import name_of, returned
 from gigl_loader.message import (
     ATTRIBUTE,
     BATCH,
@@ -60,6 +59,7 @@ from gigl_loader.message import (
     key,
     label_column,
 )
+from gigl_loader.user_functions import name_of, returned
 
 if TYPE_CHECKING:
     # As PyG's own loaders tell them: which attributes a batch has depends on the graph, and

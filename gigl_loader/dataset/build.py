@@ -95,7 +95,7 @@ class ViewBuilder:
         if unit == "nodes" and rows.index is not None and name in view.node_books:
             # rows of further ids are allowed, and never requested
             owned = owned_ids(view.node_books[name], view.partition_idx)
-        _check_rows(rows, owned, where)
+        _check_owned_ids_have_rows(rows, owned, where)
         getattr(view, kind)[key] = rows if scales is None else replace(rows, scales=scales)
 
     def _num_edge_ids(self, edge_type: EdgeType, ids: Tensor | None) -> int:
@@ -149,7 +149,7 @@ def _check_known(ids: Tensor | None, num_ids: int, what: str, unit: str) -> None
         raise ConfigError(f"{what}: an id has several rows; give each id once")
 
 
-def _check_rows(rows: Rows, owned: Tensor | None, what: str) -> None:
+def _check_owned_ids_have_rows(rows: Rows, owned: Tensor | None, what: str) -> None:
     """Check that there is a row for each id that this partition owns (None: for all ids)."""
     num_ids = rows.values.size(0) if rows.index is None else rows.index.numel()
     # before the index is used: an id past its end would raise torch's own error

@@ -58,7 +58,9 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     ours = {ROOT_FILE, "META"} <= names or is_mapped_format(target)
     # every file, not only the top: a replacement removes the whole tree, and people put notes and
     # models beside their data
-    others = [path for path in target.rglob("*") if not (ours and _is_ours(path, target))]
+    others = [
+        path for path in target.rglob("*") if not (ours and _may_be_partition_file(path, target))
+    ]
     if others:
         examples = ", ".join(sorted(str(path.relative_to(target)) for path in others)[:3])
         raise ConfigError(
@@ -69,7 +71,7 @@ def check_target(target: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"{target} holds partitions: remove it, or give overwrite=True")
 
 
-def _is_ours(path: Path, target: Path) -> bool:
+def _may_be_partition_file(path: Path, target: Path) -> bool:
     """Return whether a file or folder below ``target`` may be one that `partition_graph` wrote."""
     first, *rest = path.relative_to(target).parts
     if not rest and first in (ROOT_FILE, "META", "report.json", "report.svg"):

@@ -125,9 +125,9 @@ class _Plan:
     disjoint_train_ratio: float
     seed: int
 
-    def codes(self, edge_index: Tensor, *, turned: bool) -> Tensor:
-        """Return ``[num_edges]`` uint8, the split of each edge; ``turned``: of a reverse type."""
-        src, dst = edge_index.flip(0) if turned else edge_index
+    def split_of_edges(self, edge_index: Tensor, *, reverse: bool) -> Tensor:
+        """Return ``[num_edges]`` uint8, the split of each edge; ``reverse``: of a reverse type."""
+        src, dst = edge_index.flip(0) if reverse else edge_index
         # an undirected graph has both; in different splits, one would reveal the other
         if self.edge_type[0] == self.edge_type[2]:  # both directions are one link
             src, dst = torch.minimum(src, dst), torch.maximum(src, dst)
@@ -200,7 +200,7 @@ def split_links(
     splits = {}
     for kept_type in (plan.edge_type, *plan.reverse):
         edge_index = source.edges[kept_type].edge_index
-        codes = plan.codes(edge_index, turned=kept_type != plan.edge_type)
+        codes = plan.split_of_edges(edge_index, reverse=kept_type != plan.edge_type)
         # training edges only: those that only supervise (disjoint) are not walked, either
         _keep_edges(result, _edge_store(result, kept_type), codes == _TRAIN)
         if kept_type == plan.edge_type:
@@ -388,7 +388,7 @@ def _spill_links(
 ) -> None:
     """Write the supervision among the edges of a partition, by its anchors' owners."""
     book = view.node_books.get(plan.edge_type[0])
-    for links, split in plan.links(edges, plan.codes(edges, turned=False)):
+    for links, split in plan.links(edges, plan.split_of_edges(edges, reverse=False)):
         anchors = links.links[0]
         owners = torch.zeros_like(anchors) if book is None else book.owner(anchors)
         for owner in torch.unique(owners).tolist():
@@ -402,7 +402,9 @@ def _split_share(view: PartitionView, splits: Splits, plan: _Plan, spill: Path) 
     adjacency = dict(view.adjacency)
     for kept_type in (plan.edge_type, *plan.reverse):
         edges = adjacency[kept_type]
-        codes = plan.codes(edges_of(edges, view.edge_dir), turned=kept_type != plan.edge_type)
+        codes = plan.split_of_edges(
+            edges_of(edges, view.edge_dir), reverse=kept_type != plan.edge_type
+        )
         # edge ids remain those of the whole graph, so features and books do not change
         adjacency[kept_type] = kept_edges(edges, codes == _TRAIN)
     for split in SPLITS:

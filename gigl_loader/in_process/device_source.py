@@ -60,7 +60,7 @@ from gigl_loader.on_device.sampler import (
 )
 from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.sampler.plan import SampleRequest
-from gigl_loader.source.sampled_input import view_of
+from gigl_loader.source.sampled_input import sampling_view
 from gigl_loader.source.start_turns import WorkerTurns
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class PlacedSource(InProcessSource):
         self._memory = [own_messages(pin_memory=self._device.type == "cuda")]
         self._device_memory = DeviceMemory(place.device)
         kernels = kernels_for(place.device, place.kernels)
-        placed = place.copy_view(view_of(self.data, self.source_options.expansion.time_attr))
+        placed = place.copy_view(sampling_view(self.data, self.source_options.expansion.time_attr))
         graph = self._graph_of(placed, kernels)
         # copies that loaders share, and that go with the last one
         shared: list[Tensor] = []

@@ -60,7 +60,7 @@ from gigl_loader.source.sampled_input import (
     check_files,
     make_plan,
     sampler_kind,
-    view_of,
+    sampling_view,
 )
 from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.threads import new_thread
@@ -237,7 +237,7 @@ class InProcessSource:
         self.data, self.sampling_config, self.source_options = data, config, source_options
         self.channel = None
         self.num_workers = self.remote_bytes = 0
-        view = view_of(data, source_options.expansion.time_attr)
+        view = sampling_view(data, source_options.expansion.time_attr)
         self._plan = make_plan(view, sampler_input, config, source_options)
         # Samplers are written for workers, which have arrays; kernels do not take torch's tensors.
         self._view = tensors.as_received(view)

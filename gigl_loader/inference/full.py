@@ -429,12 +429,12 @@ class WholeGraphStatistics(TorchFunctionMode):
         assert self._own_ids is not None
         # inside of a layer: a tensor with a row per edge has messages
         if self._edges is not None and self._edges[2].size(1) == count:
-            return self._edge_keys(*self._edges)
+            return self._dropout_keys_of_edges(*self._edges)
         if count == self._own_ids.numel():
             return _mix(self._graph.data.n_id)
         return None
 
-    def _edge_keys(self, plan: EdgePlan, level: Level, edge_index: Tensor) -> Tensor:
+    def _dropout_keys_of_edges(self, plan: EdgePlan, level: Level, edge_index: Tensor) -> Tensor:
         n_id = self._graph.data.n_id
         ids = torch.cat(
             [n_id if level.sources is None else n_id[level.sources], self._halo(plan, level)]

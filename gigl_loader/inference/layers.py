@@ -24,11 +24,11 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from gigl_loader.dataset.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.hooks import returned
 from gigl_loader.inference.modules import Norm, check_model, is_normalized
 from gigl_loader.inference.sources import GraphSource, OwnedRows, RowFetcher, RowSource
 from gigl_loader.ranks import RankExchange
 from gigl_loader.sampler.nodes import NodeLabels
+from gigl_loader.user_functions import returned
 
 
 @dataclass(frozen=True)
@@ -450,7 +450,7 @@ def layers_of(
         UsageError: The model is in training mode.
     """
     if isinstance(model, torch.nn.Module) and not isinstance(model, torch.nn.ModuleList):
-        return _layers_of_model(model, graph, options)
+        return _layers_of_basic_gnn(model, graph, options)
     functions: list[Any] = list(model)
     if not functions or not all(callable(function) for function in functions):
         raise ConfigError(
@@ -475,7 +475,7 @@ def _layer(function: Any, index: int, graph: GraphSource, options: tuple[bool, b
     return _FunctionLayer(function, index, graph)
 
 
-def _layers_of_model(model: Any, graph: GraphSource, options: tuple[bool, bool]) -> list[Layer]:
+def _layers_of_basic_gnn(model: Any, graph: GraphSource, options: tuple[bool, bool]) -> list[Layer]:
     if not isinstance(model, BasicGNN):
         raise ConfigError(
             f"{type(model).__name__} is no BasicGNN of PyG, so its layers are not known: give a "

@@ -15,15 +15,15 @@ from gigl_loader.collate.pyg import Batch, add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.job_ranks import DistributedContext
-from gigl_loader.loader.keywords import with_keywords
-from gigl_loader.loader.link_input import (
+from gigl_loader.loader.ablp_input import (
     check_anchor_type,
     excluded_types,
     link_inputs,
     supervision_types,
 )
+from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.loader.job_ranks import DistributedContext
+from gigl_loader.loader.keywords import with_keywords
 from gigl_loader.loader.loader_options import LoaderKeywords, LoaderOptions
 from gigl_loader.loader.loader_parts import start_loader
 from gigl_loader.loader.node_loader import local_input
@@ -244,7 +244,7 @@ class DistABLPLoader(BaseDistLoader):
             self._supervision = supervision_types(data.schema, supervision_edge_type)
             anchors = local_input(data, input_nodes)
             check_anchor_type(self._supervision, anchors.input_type)
-            sampler = link_sampler(
+            sampler = ablp_sampler_kind(
                 data.schema, self._supervision, exclude_supervision,
                 max_labels=data.max_labels_per_anchor_node,
             )  # fmt: skip
@@ -258,7 +258,7 @@ class DistABLPLoader(BaseDistLoader):
                 )
             servers = range(dataset.cluster_info.num_storage_nodes)
             self._supervision, inputs = link_inputs(input_nodes, dataset.fetch_num_nodes(), servers)
-            sampler = link_sampler(
+            sampler = ablp_sampler_kind(
                 dataset.fetch_schema(), self._supervision, exclude_supervision,
                 labels_in_input=True,
             )  # fmt: skip
@@ -273,7 +273,7 @@ class DistABLPLoader(BaseDistLoader):
         return batch
 
 
-def link_sampler(
+def ablp_sampler_kind(
     schema: DatasetSchema,
     supervision: Sequence[EdgeType],
     exclude: bool | Sequence[EdgeType],

@@ -32,7 +32,6 @@ from gigl_loader.collate.pyg import (
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
-from gigl_loader.hooks import returned
 from gigl_loader.loader import process_role, sampling_options
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
 from gigl_loader.loader.foreign import AnswersOthers, check_overrides
@@ -54,6 +53,7 @@ from gigl_loader.source.batch_source import BatchSource
 from gigl_loader.source.remote_dataset import RemoteDataset
 from gigl_loader.source.sampled_input import seed_or_drawn
 from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
+from gigl_loader.user_functions import returned
 from gigl_loader.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)

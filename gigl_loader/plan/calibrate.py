@@ -90,7 +90,7 @@ def calibrate(
         delivered = _measure_delivering(roots)
         delivering = delivering_costs(sampling, asking, delivered)
     say("the transport")
-    one_host = measure.within(rounds)
+    one_host = measure.time_within_machine(rounds)
     if other is not None:
         say(f"the transport to {other.host}:{other.port}")
     two_hosts = {} if other is None else measure.between(other, rounds)

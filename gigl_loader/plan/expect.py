@@ -174,12 +174,12 @@ def expect(
         log_missed = log_missed - draws / degrees.nodes * degrees.pull
         expanded = -np.expm1(log_missed) - before
     nodes = float(degrees.nodes * (degrees.share @ -np.expm1(log_missed)))
-    horizon = kept_for(degrees.share, log_missed, cache)
+    horizon = reuse_horizon(degrees.share, log_missed, cache)
     hits = kept_share(degrees.share, log_missed, horizon)
     return BatchSize(float(batch_size), nodes, edges, asked, hits, horizon)
 
 
-def kept_for(share: Array, log_missed: Array, cache: float) -> float:
+def reuse_horizon(share: Array, log_missed: Array, cache: float) -> float:
     """Return the batches within which a cached row must be used again, by Belady's rule.
 
     Args:
@@ -213,8 +213,8 @@ def kept_share(share: Array, log_missed: Array, horizon: float) -> float:
     """Return the share of the rows of batches that are used again within ``horizon`` batches.
 
     Args:
-        share: As for `kept_for`.
-        log_missed: As for `kept_for`.
+        share: As for `reuse_horizon`.
+        log_missed: As for `reuse_horizon`.
         horizon: From there; a cache that knows the next uses of rows has these.
     """
     used = share * -np.expm1(log_missed)

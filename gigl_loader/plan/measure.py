@@ -267,7 +267,7 @@ def machine_s() -> float:
 # --- within this machine --------------------------------------------------------------------------
 
 
-def within(rounds: int, seconds: float = 0.5) -> dict[bool, Timed]:
+def time_within_machine(rounds: int, seconds: float = 0.5) -> dict[bool, Timed]:
     """Time one connection between two processes of this machine.
 
     Args:
@@ -294,12 +294,12 @@ def _time_one(caller: Caller, seconds: float) -> Timed:
     # Only of the two processes: both are on this machine, and others may work meanwhile.
     peer_s, own_s = _ask(caller, "process"), time.process_time()
     began = time.monotonic()
-    received = _receive(caller, seconds)
+    received = _receive_gigabytes(caller, seconds)
     took, own_s = time.monotonic() - began, time.process_time() - own_s
     return Timed(received / took, (own_s + _ask(caller, "process") - peer_s) / received)
 
 
-def _receive(caller: Caller, seconds: float) -> float:
+def _receive_gigabytes(caller: Caller, seconds: float) -> float:
     """Return how many GB of rows came; waits for all requested rows."""
     began, received = time.monotonic(), 0
     replies = deque(caller.ask("rows", 0, _Rows) for _ in range(_AHEAD))
@@ -357,7 +357,7 @@ def _time_at_once(callers: list[Caller], seconds: float) -> Timed:
     idle = (_busy_s(callers[0]) - before) / seconds
     before, began = _busy_s(callers[0]), time.monotonic()
     with ThreadPoolExecutor(len(callers)) as pool:
-        received = sum(pool.map(_receive, callers, [seconds] * len(callers)))
+        received = sum(pool.map(_receive_gigabytes, callers, [seconds] * len(callers)))
     took = time.monotonic() - began
     worked = _busy_s(callers[0]) - before - idle * took
     return Timed(received / took, max(0.0, worked) / received)

@@ -191,7 +191,9 @@ def bidirectional(sampled: Sampled, *, typed: bool) -> Sampled:
     """
     both_ways = Sampled(dict(sampled.edges))
     for edge_type, reverse in _pairs(list(sampled.edges)):
-        both = _merged(sampled.edges[edge_type], sampled.edges[reverse], with_ids=not typed)
+        both = _with_reverse_edges(
+            sampled.edges[edge_type], sampled.edges[reverse], with_ids=not typed
+        )
         both_ways.edges[edge_type] = both
         if reverse[1] == f"rev_{edge_type[1]}":
             turned = EdgeCollector(has_ids=False)
@@ -218,15 +220,17 @@ def _pairs(edge_types: list[EdgeType]) -> Iterator[tuple[EdgeType, EdgeType]]:
             yield edge_type, turned[0]
 
 
-def _merged(own: EdgeCollector, other: EdgeCollector, *, with_ids: bool) -> EdgeCollector:
-    """Return the edges of ``own`` and the reversed edges of ``other``, ascending by target."""
-    first, second = own.as_index(), other.as_index()
+def _with_reverse_edges(
+    edges: EdgeCollector, to_reverse: EdgeCollector, *, with_ids: bool
+) -> EdgeCollector:
+    """Return the edges of ``edges`` and those of ``to_reverse``, reversed, ascending by target."""
+    first, second = edges.as_index(), to_reverse.as_index()
     neighbors, targets = np.concatenate([first, second[::-1]], axis=1)
     width = 1 + int(neighbors.max(initial=0))
     # Sorted by target, then neighbour; a repeated pair has the id of its first edge.
     keys, chosen = np.unique(targets * width + neighbors, return_index=True)
-    ids = own.ids()
-    edges = EdgeCollector(has_ids=with_ids and own.has_ids)
+    ids = edges.ids()
+    both = EdgeCollector(has_ids=with_ids and edges.has_ids)
     edge_ids = np.concatenate([ids, ids])[chosen] if with_ids and ids.size else None
-    edges.add(keys % width, keys // width, edge_ids)
-    return edges
+    both.add(keys % width, keys // width, edge_ids)
+    return both

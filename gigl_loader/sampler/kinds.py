@@ -8,11 +8,17 @@ from typing import Any, Self
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.hooks import name_of, returned
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import NODE, Field
-from gigl_loader.sampler.plan import Peers, Sampler, SampleRequest, SamplingPlan, scale_fields
+from gigl_loader.sampler.plan import (
+    Peers,
+    Sampler,
+    SampleRequest,
+    SamplingPlan,
+    quantization_scale_fields,
+)
 from gigl_loader.sampler.roots import Roots
+from gigl_loader.user_functions import name_of, returned
 
 _MESSAGE = "the fields of a message: Field objects, or pairs of a key and its values"
 
@@ -134,7 +140,7 @@ def sampled_fields(
             f"the sampler's method {name_of(sampler.sample)} returned no {NODE!r}, the nodes of "
             f"the batch; its fields are {sorted(keys)}"
         )
-    return [*fields, *scale_fields(view, keys)]
+    return [*fields, *quantization_scale_fields(view, keys)]
 
 
 def _field_of(pair: Any, sampler: Sampler) -> Field:

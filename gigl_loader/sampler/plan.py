@@ -28,7 +28,7 @@ __all__ = [
     "SamplerFactory",
     "SamplingPlan",
     "draw_key",
-    "scale_fields",
+    "quantization_scale_fields",
 ]
 
 RowsName = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
@@ -149,7 +149,7 @@ class Sampler(Protocol):
 SamplerFactory = Callable[[PartitionView[Array], SamplingPlan, Any], Sampler]
 
 
-def scale_fields(view: PartitionView[Array], sent: Container[str]) -> list[Field]:
+def quantization_scale_fields(view: PartitionView[Array], sent: Container[str]) -> list[Field]:
     """Return the scales by which the trainer makes quantized features float32.
 
     Args:

@@ -189,7 +189,7 @@ def kernels_of(
     return [*(name for name, needed in needs.items() if needed), *sampler.kernels]
 
 
-def view_of(data: Any, time_attr: str | None) -> PartitionView:
+def sampling_view(data: Any, time_attr: str | None) -> PartitionView:
     """Return the workers' view of a dataset, with edges sorted by time if ``time_attr`` is set."""
     if not hasattr(data, "view"):  # a plain GLT dataset
         data = DistDataset.wrap(data)

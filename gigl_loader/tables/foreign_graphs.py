@@ -100,7 +100,7 @@ class _Tables:
     ) -> None:
         """Write the nodes of a type in partition ``k``; ``tensors`` have a row for each."""
         others = {name for name in tensors if name.isidentifier() and not name.startswith("_")}
-        rows = self._checked(node_type, tensors, len(ids), OF_NODES, others, where)
+        rows = self._kept_tensors(node_type, tensors, len(ids), OF_NODES, others, where)
         if masks := {split: rows.pop(name) for name, split in _MASKS.items() if name in rows}:
             rows[_SPLIT] = _splits(masks, where)
         rows |= {_ID: ids, _PARTITION: np.full(len(ids), k)}
@@ -110,12 +110,12 @@ class _Tables:
         self, edge_type: EdgeType, k: int, ends: Array, tensors: Mapping[str, Array], where: str
     ) -> None:
         """Write the edges of a type in partition ``k``: ``[2, num_edges]`` ids, and tensors."""
-        rows = self._checked(edge_type, tensors, ends.shape[1], OF_EDGES, set(), where)
+        rows = self._kept_tensors(edge_type, tensors, ends.shape[1], OF_EDGES, set(), where)
         rows |= {_SRC: ends[0], _DST: ends[1]}
         folder = self._folder / "edges" / edge_type_str(edge_type)
         self._add(edge_type, folder / f"{k:04}.parquet", rows)
 
-    def _checked(
+    def _kept_tensors(
         self, key: Any, tensors: Mapping[str, Array], count: int, options: Sequence[str],
         others: set[str], where: str,
     ) -> dict[str, Any]:  # fmt: skip

@@ -30,7 +30,7 @@ LDG_SLACK = 0.05
 room, regardless of their neighbours."""
 
 
-def place_alone(
+def write_owners_without_edges(
     method: str, table: Table, spec: NodeTable, num_partitions: int, seed: int, path: Path
 ) -> None:
     """Write the owner of each row of a table, by a method that needs no edges.

@@ -26,9 +26,9 @@ from gigl_loader.tables.methods import (
     NEED_EDGES,
     Union,
     check_metis,
-    place_alone,
     place_by_ldg,
     place_by_metis,
+    write_owners_without_edges,
 )
 from gigl_loader.tables.node_ids import (
     Dictionary,
@@ -196,7 +196,9 @@ class Run:
             path, spec = self._owners_path(node_type), self._graph.nodes[node_type]
             if not before:
                 method = "contiguous" if self._count == 1 else self._method
-                position = partial(place_alone, method, table, spec, self._count, self._seed, path)
+                position = partial(
+                    write_owners_without_edges, method, table, spec, self._count, self._seed, path
+                )
                 job.step(f"owners/{node_type}", position)
             size = table.num_rows
             # Mapped: two bytes per node, read once per stage. An empty file cannot be mapped.

@@ -45,7 +45,7 @@ from gigl_loader.transport.failures import EndReason, fresh_copy, one_line
 from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
-from gigl_loader.transport.sockets import opened
+from gigl_loader.transport.sockets import open_closed_in_forks
 from gigl_loader.transport.stream import (
     SILENCE_S,
     TICK_S,
@@ -415,7 +415,9 @@ class Caller:
         self._addresses = self._addresses or sockets.resolve(*self._target)
         failure: Exception = OSError("it has no address")
         for family, address in self._addresses:
-            stream = Stream(opened(partial(socket.socket, family, socket.SOCK_STREAM)))
+            stream = Stream(
+                open_closed_in_forks(partial(socket.socket, family, socket.SOCK_STREAM))
+            )
             try:
                 return self._join(stream, address, deadline)
             except BaseException as error:

@@ -172,7 +172,7 @@ def listen(host: str, port: int) -> socket.socket:
         ConfigError: The address is not this machine's, or the port is taken.
     """
     family, address = resolve(host, port)[0]
-    sock = opened(lambda: socket.socket(family, socket.SOCK_STREAM))
+    sock = open_closed_in_forks(lambda: socket.socket(family, socket.SOCK_STREAM))
     try:
         # a restarted server gets its port although old connections are in TIME_WAIT
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -200,7 +200,7 @@ def close_in_children(sock: socket.socket) -> None:
     _sockets.add(sock)
 
 
-def opened(make: Callable[[], socket.socket]) -> socket.socket:
+def open_closed_in_forks(make: Callable[[], socket.socket]) -> socket.socket:
     """Return the socket that ``make`` opens without waiting; forks close their copy."""
     with _opening:
         sock = make()

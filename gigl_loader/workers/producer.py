@@ -46,8 +46,8 @@ from gigl_loader.source.sampled_input import (
     kernels_of,
     make_plan,
     sampler_kind,
+    sampling_view,
     seed_or_drawn,
-    view_of,
 )
 from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.system import usable_cpus
@@ -109,7 +109,7 @@ class DistSamplingProducer:
         self.num_workers: int = worker_options.num_workers
         how = source_options or SourceOptions(seed=seed_or_drawn(sampling_config.seed))
         self.source_options = how if cache is None else replace(how, cache=cache)
-        view = view_of(data, self.source_options.expansion.time_attr)
+        view = sampling_view(data, self.source_options.expansion.time_attr)
         self._seed_input = SeedInput(
             sampler_input.node, dict(getattr(sampler_input, "extra", None) or {})
         )
@@ -219,7 +219,7 @@ class DistSamplingProducer:
         self._ranks.leave_rendezvous()
         # without peers, the thread that waits for a batch notices the loss of its worker
         if self._ranks.has_peers and self.source_options.max_restarts:
-            self._restart_thread = RestartThread(self._replace_lost)
+            self._restart_thread = RestartThread(self._end_stopped_and_replace_lost)
 
     @property
     def rows_apart(self) -> bool:
@@ -436,7 +436,7 @@ class DistSamplingProducer:
             self._check_files()
         return self._tasks.pump(timeout_s)
 
-    def _replace_lost(self) -> None:
+    def _end_stopped_and_replace_lost(self) -> None:
         """Replace lost workers, as the training loop may be busy elsewhere."""
         # reads each worker's state in /proc four times a second, at a few microseconds each
         with self._lock:

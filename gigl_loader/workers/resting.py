@@ -111,7 +111,7 @@ class Supervisor:
         # it has ended, this process has no standard output, or has a huge environment
         except (OSError, ProtocolError):
             return False
-        return self._hears(pipe.SERVING)
+        return self._wait_for_answer(pipe.SERVING)
 
     def sleep(self) -> bool:
         """Let it end its workers and rest; False: it does not."""
@@ -119,9 +119,9 @@ class Supervisor:
             pipe.send(self.control, (pipe.REST, REST_S))
         except OSError:
             return False
-        return self._hears(pipe.RESTING)
+        return self._wait_for_answer(pipe.RESTING)
 
-    def _hears(self, word: str) -> bool:
+    def _wait_for_answer(self, word: str) -> bool:
         before = self.control.gettimeout()
         self.control.settimeout(_ANSWER_S)
         try:

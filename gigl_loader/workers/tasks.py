@@ -118,7 +118,7 @@ class Tasks:
         """Give out all batches that may be started now."""
         self._look_ahead_from_here()
         self._give_out()
-        self._give_slots_back()
+        self._return_slots_to_workers_done_drawing()
 
     def _give_out(self) -> None:
         # called after each message and each batch that is taken, mostly in vain, and the search for
@@ -134,7 +134,7 @@ class Tasks:
             free, retired = self._channel.returned(worker, self._concurrency)
             self._recovery.send(worker, (pipe.TASK, ticket, free, retired))
 
-    def _give_slots_back(self) -> None:
+    def _return_slots_to_workers_done_drawing(self) -> None:
         """Return unused slots to workers that have drawn all of an epoch.
 
         Otherwise slots travel with tasks. If hundreds of batches were drawn ahead, no task is left

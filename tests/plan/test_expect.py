@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.plan.expect import DegreeDistribution, expect, kept_for, kept_share
+from gigl_loader.plan.expect import DegreeDistribution, expect, kept_share, reuse_horizon
 
 
 def _draw(neighbors: list[list[int]], fanouts, batch_size: int, rng) -> tuple[int, int]:
@@ -91,7 +91,7 @@ def _hits_of_the_best(batches: list[np.ndarray], capacity: int) -> float:
 
 
 def _kept(share: np.ndarray, log_missed: np.ndarray, cache: float) -> float:
-    return kept_share(share, log_missed, kept_for(share, log_missed, cache))
+    return kept_share(share, log_missed, reuse_horizon(share, log_missed, cache))
 
 
 @pytest.mark.parametrize("cache", [0.05, 0.2, 0.6])

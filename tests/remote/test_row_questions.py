@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.client.row_requests import RowQuestions
+from gigl_loader.client.row_requests import RowRequests
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, ServerDiedError
 from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsRequest
@@ -28,7 +28,7 @@ HOLDERS = [4, 0, 2]
 """The servers of partitions 0, 1 and 2."""
 
 
-def _ask(questions: RowQuestions, *asked: tuple[int, np.ndarray]) -> list[Any]:
+def _ask(questions: RowRequests, *asked: tuple[int, np.ndarray]) -> list[Any]:
     """Ask for rows of users; what is answered last stands where it came to lie."""
     found = []
     for server, ids in asked:
@@ -115,8 +115,8 @@ class _Cluster:
 
 
 @contextmanager
-def _questions(cluster: Any, timeout_s: float = 60.0) -> Iterator[RowQuestions]:
-    one = RowQuestions(cluster, timeout_s)
+def _questions(cluster: Any, timeout_s: float = 60.0) -> Iterator[RowRequests]:
+    one = RowRequests(cluster, timeout_s)
     try:
         one.meet()
         yield one

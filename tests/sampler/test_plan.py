@@ -9,7 +9,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.schema import edge_type_str
 from gigl_loader.message import NODE_FEATURES, SCALES, BatchTicket, key
-from gigl_loader.sampler.plan import SamplingPlan, draw_key, scale_fields
+from gigl_loader.sampler.plan import SamplingPlan, draw_key, quantization_scale_fields
 from gigl_loader.testing import TinyGraph, as_worker_gets
 
 PLAN = SamplingPlan(input_type=NODE, fanouts={EDGE: (2, 2)}, seed=7)
@@ -49,8 +49,8 @@ def test_scales_go_with_features_that_are_in_the_batch() -> None:
     rows = dataclasses.replace(view.node_features["user"], scales=scales)
     view = dataclasses.replace(view, node_features={**view.node_features, "user": rows})
     sent = [key(NODE_FEATURES, name) for name in ("item", "user")]
-    (found,) = scale_fields(view, sent)
+    (found,) = quantization_scale_fields(view, sent)
     assert found.key == SCALES + "user.x"
     found.write(out := np.empty(found.shape, found.dtype))
     assert out.tolist() == scales.tolist()
-    assert scale_fields(view, sent[:1]) == [], "a loader without features sends none"
+    assert quantization_scale_fields(view, sent[:1]) == [], "a loader without features sends none"

@@ -15,10 +15,10 @@ from gigl_loader.tables.methods import (
     Union,
     check_metis,
     contiguous_owner,
-    place_alone,
     place_by_ldg,
     place_by_metis,
     random_owner,
+    write_owners_without_edges,
 )
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable
@@ -64,7 +64,7 @@ def test_random_owners_stay_those_that_files_have_and_are_even() -> None:
 def test_owners_are_written_in_chunks(tmp_path: Path, work_sizes, method: str) -> None:
     work_sizes(numbers=7)
     table = Table(_job(tmp_path), "t", pa.table({"id": list(range(40))}), "nodes")
-    place_alone(method, table, NodeTable("t"), 3, 5, tmp_path / "a/owners.bin")
+    write_owners_without_edges(method, table, NodeTable("t"), 3, 5, tmp_path / "a/owners.bin")
     rows = np.arange(40)
     wanted = contiguous_owner(rows, 40, 3) if method == "contiguous" else random_owner(rows, 3, 5)
     assert np.fromfile(tmp_path / "a/owners.bin", np.uint16).tolist() == wanted.tolist()
@@ -75,7 +75,7 @@ def test_a_column_says_who_owns_a_node(tmp_path: Path) -> None:
 
     def place(key: str, owners: Any, column: str | None = "p") -> list[int]:
         table = Table(job, key, pa.table({"p": owners}), "nodes of 'n'")
-        place_alone("column", table, NodeTable("t", partition=column), 3, 0, path)
+        write_owners_without_edges("column", table, NodeTable("t", partition=column), 3, 0, path)
         return np.fromfile(path, np.uint16).tolist()
 
     for number, kind in enumerate((pa.int64(), pa.int8(), pa.uint8())):

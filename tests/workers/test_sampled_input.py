@@ -39,8 +39,8 @@ from gigl_loader.source.sampled_input import (
     kernels_of,
     make_plan,
     sampler_kind,
+    sampling_view,
     seed_or_drawn,
-    view_of,
 )
 from gigl_loader.testing import TinyGraph, as_worker_gets
 from gigl_loader.workers.supervisor import KERNELS
@@ -221,7 +221,7 @@ def test_weights_and_times_do_not_go_together() -> None:
 
 def test_a_dataset_shows_its_view_by_time_where_that_is_asked_for() -> None:
     data = SimpleNamespace(view=lambda: "plain", view_by_time=lambda name: f"by {name}")
-    views: list[Any] = [view_of(data, name) for name in (None, "year")]
+    views: list[Any] = [sampling_view(data, name) for name in (None, "year")]
     assert views == ["plain", "by year"]
 
 

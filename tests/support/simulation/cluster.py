@@ -321,7 +321,7 @@ class SimulatedJob:
                     _MODULES,
                     Caller=self.network.caller, Listener=self.network.listener, WorkerPool=pool,
                     ServerMemory=memory, reads_same_memory=lambda: False, **TABLES,
-                    RowQuestions=type("SimulatedRows", (SimulatedRows,), {"job": self}),
+                    RowRequests=type("SimulatedRows", (SimulatedRows,), {"job": self}),
                     address_towards=lambda _: self.world.process.host,
                     gather_from_ranks=lambda *args: self.group.gather_from_ranks(*args),
                     decide_with_ranks=lambda *args: self.group.decide_with_ranks(*args),

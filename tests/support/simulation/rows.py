@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_loader.client.row_requests import ComingRows, RowQuestions
+from gigl_loader.client.row_requests import PendingRows, RowRequests
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.errors import PeerLostError
 from gigl_loader.memory.segments import Array, align
@@ -114,8 +114,8 @@ def packed(seeds: Array, law: RowLaw) -> tuple[Layout, memoryview]:
     return layout, memoryview(b"".join(parts))
 
 
-class SimulatedRows(RowQuestions):
-    """Stands in for `RowQuestions` of a client: who has which row is its own code."""
+class SimulatedRows(RowRequests):
+    """Stands in for `RowRequests` of a client: who has which row is its own code."""
 
     job: "SimulatedJob"
 
@@ -128,13 +128,13 @@ class SimulatedRows(RowQuestions):
         self._server_of = list(range(num))
         self._books = {("node", _TYPE): RowBook("node", _TYPE, law.rows, bounds=ends)}
 
-    def rows(self, server: int, request: RowsRequest, out: Array) -> ComingRows:
+    def rows(self, server: int, request: RowsRequest, out: Array) -> PendingRows:
         """Return rows that come once they are through the links of both machines."""
         out[:, 0] = request.ids  # filled at once; the future says when they would be there
         world, answer = self.job.world, SimFuture(self.job.world)
         arrival = self._arrival(server, request.ids.size)
         world.clock.call_later(arrival - world.clock.now, lambda: answer.set_result(None))
-        return ComingRows(out, answer, self._timeout_s)
+        return PendingRows(out, answer, self._timeout_s)
 
     def _arrival(self, server: int, count: int) -> float:
         """Return when a server's rows are there.

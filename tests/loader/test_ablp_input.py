@@ -8,7 +8,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.link_input import link_inputs
+from gigl_loader.loader.ablp_input import link_inputs
 from gigl_loader.source.remote_dataset import ABLPInputNodes
 
 BUYS, KNOWS = ("u", "buys", "i"), ("u", "knows", "u")
