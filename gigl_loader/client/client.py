@@ -1,8 +1,10 @@
 """Lets a compute process join the graph store, call servers and leave."""
 
 import inspect
+import ipaddress
 import logging
 import os
+import platform
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,13 +23,14 @@ from gigl_loader.logs import know
 from gigl_loader.ranks import end_group
 from gigl_loader.transport import Security
 from gigl_loader.wire.info import GraphStoreInfo
-from gigl_loader.wire.membership import PATIENCE_S, check_patience
+from gigl_loader.wire.membership import PATIENCE_S, check_job_name, check_patience
 from gigl_loader.wire.signatures import CALLS, DistServer
 
 _log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 1800.0
 """Long, as storage servers may need that to load a large graph."""
+_JOB_VARIABLE = "GIGL_LOADER_JOB"
 _GROUP_TIMEOUT = timedelta(minutes=30)
 
 T = TypeVar("T")
@@ -44,6 +47,7 @@ def init_compute_process(
     cluster_info: GraphStoreInfo,
     compute_world_backend: str | None = None,
     *,
+    job: str | None = None,
     tls_dir: str | None = None,
     token: str | None = None,
     insecure: bool | None = None,
@@ -60,6 +64,10 @@ def init_compute_process(
         local_rank: This process on its machine; ignored if a process group is up.
         cluster_info: A ``GraphStoreInfo``.
         compute_world_backend: Backend of ``torch.distributed``; None: torch's default.
+        job: Name of the job, the same on all its processes: up to 100 printable characters. Jobs of
+            different names are served at once; one of a name that is in use waits until the other
+            has left. None: the environment's ``GIGL_LOADER_JOB``, else torchrun's run id, else
+            address and port of the first compute machine.
         tls_dir: Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. None: the environment's
             ``GIGL_LOADER_TLS_DIR``.
         token: The cluster's secret. None: the environment's ``GIGL_LOADER_CLUSTER_TOKEN``.
@@ -90,7 +98,8 @@ def init_compute_process(
     # processes. It returns when all compute processes are here, so that the group forms within
     # seconds.
     join_cluster(
-        cluster_info, rank, world_size, security=Security.resolve(tls_dir, token, insecure),
+        cluster_info, rank, world_size, job=job,
+        security=Security.resolve(tls_dir, token, insecure),
         timeout=timeout, network_timeout=network_timeout,
     )  # fmt: skip
     try:
@@ -111,6 +120,7 @@ def join_cluster(
     rank: int,
     world_size: int,
     *,
+    job: str | None = None,
     security: Security,
     timeout: float = JOIN_TIMEOUT_S,
     network_timeout: float = PATIENCE_S,
@@ -119,9 +129,11 @@ def join_cluster(
     """Join the storage cluster alone, without a process group; `shutdown_compute_process` leaves.
 
     Args:
-        cluster_info: The storage cluster; its figures of the compute cluster are not read.
+        cluster_info: The storage cluster; of its compute cluster, only the address that may name
+            the job is read.
         rank: This process among the compute processes.
         world_size: Number of compute processes.
+        job: As for `init_compute_process`.
         security: The same as the servers'.
         timeout: Seconds until all processes and servers are there.
         network_timeout: As for `init_compute_process`.
@@ -140,12 +152,40 @@ def join_cluster(
     num_servers = cluster_info.num_storage_nodes
     cluster = Cluster.join(
         cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port,
-        rank=rank, world_size=world_size, num_servers=num_servers, security=security,
-        timeout_s=timeout, patience_s=network_timeout,
+        job_name=job_name_of(job, cluster_info), rank=rank, world_size=world_size,
+        num_servers=num_servers, security=security, timeout_s=timeout, patience_s=network_timeout,
     )  # fmt: skip
     _set_client_context(num_servers, world_size, rank, group_name)
     _cluster = cluster
-    know(job=cluster.job, rank=rank)
+    know(job=cluster.job_name, rank=rank)
+
+
+def job_name_of(job: str | None, cluster_info: GraphStoreInfo) -> str:
+    """Return the name of this process's job; see ``job`` of `init_compute_process`.
+
+    Raises:
+        ConfigError: It cannot be a name.
+    """
+    name = os.environ.get(_JOB_VARIABLE, "") if job is None else job
+    if job is None and not name:
+        name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+        # torchrun's default, which is the same for all jobs
+        if name in ("", "none"):
+            host = cluster_info.compute_cluster_master_ip
+            host = platform.node() if _means_own_machine(host) else host
+            name = f"{host}:{cluster_info.compute_cluster_master_port}"
+    check_job_name(name)
+    return name
+
+
+def _means_own_machine(host: str) -> bool:
+    """Return whether ``host`` names another machine in each job, whose processes are all on it."""
+    # by its text: a machine's own name may be a loopback address on that machine alone, and all
+    # ranks must get the same result
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:

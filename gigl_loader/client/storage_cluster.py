@@ -100,6 +100,7 @@ class Cluster:
     ) -> None:
         assert join.job is not None, "server 0 said which job"
         self.job, self.rank, self.world_size = join.job, join.rank, join.world_size
+        self.job_name = join.job_name
         self.num_partitions = first.news.num_partitions or join.num_servers
         self.incarnations = first.news.incarnations
         """Incarnations of the servers that this process has accepted; 0: not known."""
@@ -126,7 +127,7 @@ class Cluster:
 
     @classmethod
     def join(
-        cls, host: str, port: int, *, rank: int, world_size: int, num_servers: int,
+        cls, host: str, port: int, *, job_name: str, rank: int, world_size: int, num_servers: int,
         security: Security, timeout_s: float, patience_s: float = PATIENCE_S,
     ) -> "Cluster":  # fmt: skip
         """Join at server 0; return when all compute processes and servers are there.
@@ -134,6 +135,7 @@ class Cluster:
         Args:
             host: Address of storage server 0.
             port: Port of storage server 0.
+            job_name: Name of the job, the same on all its processes.
             rank: Rank of this compute process.
             world_size: Number of compute processes in the job.
             num_servers: Number of storage servers.
@@ -151,7 +153,7 @@ class Cluster:
         progress = WaitReport(me, deadline)
         join = Join(
             role=Role.CLIENT, rank=rank, num_servers=num_servers, world_size=world_size,
-            process=secrets.token_hex(16),
+            job_name=job_name, process=secrets.token_hex(16),
         )  # fmt: skip
         first = ServerConnection(0, (host, port), security, me, session, patience_s)
         try:
@@ -421,7 +423,9 @@ class Cluster:
         fresh = former.reconnected(self._address_of(rank) if rank > 0 else former.address)
         progress = WaitReport(f"compute process {self.rank}", now + _ATTEMPT_S)
         try:
-            fresh.enter(self._join, now + _REACH_S, progress)
+            # a restarted server 0 has counted no jobs
+            join = replace(self._join, jobs_served=self.connections[0].news.jobs_served)
+            fresh.enter(join, now + _REACH_S, progress)
             said = fresh.wait_until_in(
                 # a restarted server 0 must learn of the others first: it sends addresses
                 # afterwards

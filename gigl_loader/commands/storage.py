@@ -16,7 +16,7 @@ from gigl_loader.logs import showing_where
 from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.server.storage_process import JOIN_TIMEOUT_S, init_storage_process
 from gigl_loader.wire.info import info_of_servers
-from gigl_loader.wire.membership import PATIENCE_S
+from gigl_loader.wire.membership import MAX_JOBS, PATIENCE_S
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +73,10 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "until SIGTERM or SIGINT",
     )  # fmt: skip
     parser.add_argument(
+        "--max-jobs", type=int, default=MAX_JOBS, metavar="N",
+        help="compute jobs to serve at a time; further ones wait in the order of their arrival",
+    )  # fmt: skip
+    parser.add_argument(
         "--allow-samplers", metavar="PREFIX", action="append", default=[],
         help="package, module or class that clients may name as a sampler; may be repeated",
     )  # fmt: skip
@@ -115,8 +119,8 @@ def serve(args: argparse.Namespace) -> int:
     _log.info("loaded %r in %.1f s", dataset, time.monotonic() - started)
     info = info_of_servers(args.num_servers, args.master_addr, args.master_port)
     with init_storage_process(
-        args.rank, info, dataset, num_jobs=args.num_jobs or None, tls_dir=args.tls,
-        insecure=args.insecure, allow_samplers=args.allow_samplers, host=args.host,
+        args.rank, info, dataset, num_jobs=args.num_jobs or None, max_jobs=args.max_jobs,
+        tls_dir=args.tls, insecure=args.insecure, allow_samplers=args.allow_samplers, host=args.host,
         port=args.port, timeout=args.timeout, network_timeout=args.network_timeout,
         metrics_port=args.metrics_port, metrics_host=args.metrics_host,
         reconnect_timeout=args.reconnect_timeout,

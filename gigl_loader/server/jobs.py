@@ -1,7 +1,8 @@
-"""Members, the served job, and servers' addresses, without sockets, threads or a clock."""
+"""Members, jobs, and servers' addresses, without sockets, threads or a clock."""
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import math
 import threading
@@ -256,34 +257,50 @@ class Attendance:
         return True
 
 
-@dataclass
-class JobBook:
-    """Which clients are here, job after job; on server 0 only.
+_MOST_NAMES = 5
+"""Most names of other jobs in the message for a client that waits."""
 
-    The first client of a job tells how many compute processes it has.
+
+@dataclass(eq=False)
+class JobBook:
+    """Which clients of one job name are here, job after job; on server 0 only.
+
+    The first client of a job tells how many compute processes it has. A job that is started again
+    waits until its former self has left.
 
     ::
 
-        gathering: clients join ---all are here---> running: clients leave ---all left---> next job
+        gathering: clients join ---all are here, `begin`---> running: clients leave ---all left--->
     """
 
-    job: int = 0
+    name: str
+    job: int | None = None
+    """Number of the running job; None: clients gather."""
     world_size: int | None = None
-    running: bool = False
     present: dict[int, Member] = field(default_factory=dict)
     """Clients by compute rank."""
     queued: list[Member] = field(default_factory=list)
-    """Clients of the next job, which came while this one runs."""
+    """Clients of the next job of this name, which came while this one runs."""
     unseen: set[int] = field(default_factory=set)
     """Compute ranks of the running job not seen since this server was started."""
     unseen_until: float = 0.0
     """When these count as gone, if nobody of the job is here then (`time.monotonic`)."""
-    latest: int = -1
-    """The latest job number that was heard of: a restarted server 0 has counted none."""
     lapsed: bool = False
     """Whether the last client to leave was given up without a goodbye: its job may still live."""
-    _first: int = 0
-    """The first job that began here; an earlier one may still live beside later ones."""
+    arrived: int = 0
+    """Position of the gathering job in the order in which jobs arrived."""
+    why_over: str = ""
+    """Why its clients may not come back, if it was stopped."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a job of this name is served."""
+        return self.job is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of it has to be remembered."""
+        return not (self.running or self.present or self.queued)
 
     def join(self, member: Member) -> None:
         """Add a client, or put it in the queue.
@@ -301,30 +318,25 @@ class JobBook:
         # its place
         if rank in self.present or world_size != self.world_size:
             self._make_room(member.join)
+        another = "if it is another job, give it a name of its own: job=, or GIGL_LOADER_JOB"
         if self.present and world_size != self.world_size:
             raise ConfigError(
-                f"compute process {rank} says that the job has {world_size} processes, the others "
-                f"say {self.world_size}: give all the same GraphStoreInfo"
+                f"compute process {rank} says that job {self.name!r} has {world_size} processes, "
+                f"the others say {self.world_size}: give all the same GraphStoreInfo; {another}"
             )
         if rank in self.present:
             raise ConfigError(
-                f"two processes joined as compute rank {rank}: check RANK and local_rank"
+                f"two processes joined as compute rank {rank} of job {self.name!r}: check RANK and "
+                f"local_rank; {another}"
             )
         self.world_size = world_size
         self.present[rank] = member
 
-    def begin(self) -> None:
+    def begin(self, job: int) -> None:
         """Let the complete job begin, under a number that no other job has or had."""
-        # else two jobs with one number would get each other's producers
-        if self.latest >= self.job:
-            self.job = self._first = self.latest + 1
-        self.running = True
+        self.job, self.lapsed = job, False
         for member in self.present.values():
-            member.job = self.job
-
-    def heard_of(self, job: int | None) -> None:
-        """Note the number of a job that another process has, or had."""
-        self.latest = max(self.latest, -1 if job is None else job)
+            member.job = job
 
     def _make_room(self, join: Join) -> None:
         """Forget clients that left without a goodbye and are replaced by others.
@@ -336,36 +348,19 @@ class JobBook:
             if member.gone_at is not None and (differs or rank == join.rank):
                 del self.present[rank]
 
-    def readmit(self, member: Member, others_until: float) -> None:
-        """Add a client of a running job that has met the earlier server process.
+    def go_on(self, join: Join) -> None:
+        """Run again the job of a client that has met an earlier server process."""
+        # those who gather now are of the next job of this name
+        self.queued += self.present.values()
+        self.job, self.world_size, self.present = join.job, join.world_size, {}
+        # nobody knows which of them have left meanwhile
+        self.unseen, self.lapsed = set(range(join.world_size)), False
 
-        Args:
-            member: The new member.
-            others_until: Until when members of its job that were not seen here may come.
-
-        Raises:
-            JoinRefusedError: Its job is over.
-        """
-        join = member.join
-        assert join.job is not None, "it says which job"
-        # This server may have been suspended for longer than its clients wait: when it continues,
-        # all of them have hung up, and come back just after it has given them up.
-        if self.lapsed and join.job == self.job - 1 and not (self.running or self.present):
-            self.job = join.job
-        if self._first <= join.job < self.job:
-            raise JoinRefusedError(
-                f"job {join.job} of the storage cluster is over: compute process {join.rank} was "
-                "away for too long; start the job again",
-                EndReason.JOB_OVER,
-            )
-        if not self.running:
-            self.job, self.running, self.world_size = join.job, True, join.world_size
-            # nobody knows which of them have left meanwhile
-            self.unseen = set(range(join.world_size))
-        if join.job == self.job:
-            self.unseen.discard(join.rank)
-            self.unseen_until = others_until
-            self.present[join.rank] = member
+    def came_back(self, member: Member, others_until: float) -> None:
+        """Add a client of the running job; others not seen here may come until ``others_until``."""
+        self.unseen.discard(member.join.rank)
+        self.unseen_until = others_until
+        self.present[member.join.rank] = member
 
     @property
     def complete(self) -> bool:
@@ -374,28 +369,28 @@ class JobBook:
             return False
         return all(member.gone_at is None for member in self.present.values())
 
-    def leave(self, member: Member) -> bool:
-        """Remove a client; return whether the job is over."""
+    def leave(self, member: Member) -> None:
+        """Remove a client."""
         self.queued = [queued for queued in self.queued if queued is not member]
         if self.present.get(member.join.rank) is member:
             del self.present[member.join.rank]
             self.lapsed = member.gone_at is not None
-        return self.end_if_over()
 
-    def end_if_over(self, now: float = -math.inf) -> bool:
-        """End the job if all its members have left; return whether that ended it.
+    def is_over(self, now: float = -math.inf) -> bool:
+        """Return whether all members of the running job have left.
 
         Ranks not seen since this server was started may have left before. They are waited for
         until `unseen_until`, or until all of the next job are here and nobody of this one: then
         the job was restarted, and they are gone.
         """
         awaited = self.unseen and now < self.unseen_until and not self._next_job_is_complete
-        if not self.running or self.present or awaited:
-            return False
-        # the next job's first client gives the new number
-        self.job, self.running, self.world_size = self.job + 1, False, None
-        self.unseen = set()
-        return True
+        return self.running and not self.present and not awaited
+
+    def end(self) -> list[Member]:
+        """End the running job; return the clients of the next one, which have to join."""
+        self.job, self.world_size, self.unseen, self.why_over = None, None, set(), ""
+        queued, self.queued = self.queued, []
+        return queued
 
     @property
     def _next_job_is_complete(self) -> bool:
@@ -405,31 +400,208 @@ class JobBook:
         # last to come tells their number, as it belongs to the latest start of that job.
         return bool(joins) and len({join.rank for join in joins}) >= joins[-1].world_size
 
-    def take_queued(self) -> list[Member]:
-        """Return the clients that came while the last job ran."""
-        queued, self.queued = self.queued, []
-        return queued
-
-    def describe(self, missing_servers: Iterable[int]) -> str:
-        """Return the missing members' names for the waiting members."""
-        if self.running:
-            return f"job {self.job} is still served; {len(self.present)} of its clients are here"
-        text = f"{len(self.present)} of {self.world_size} compute processes are here"
-        missing = sorted(missing_servers)
-        if missing:
-            text += f"; storage servers {missing} have not loaded their partitions yet"
-        return text
-
     @property
     def num_waiting(self) -> int:
         """Number of clients that wait to be admitted."""
         return len(self.queued if self.running else self.present)
 
-    def is_waiting(self, member: Member) -> bool:
-        """Return whether a member waits to be admitted."""
-        if self.running:
-            return member in self.queued
-        return self.present.get(member.join.rank) is member
+
+@dataclass(frozen=True)
+class EndedJob:
+    """A job that is over."""
+
+    name: str
+    job: int
+    lapsed: bool
+    """Whether its last client was given up without a goodbye."""
+    refused: tuple[tuple[Member, ConfigError], ...]
+    """Clients that waited for the next job of this name and cannot be of it."""
+
+
+class Jobs:
+    """The jobs of a storage cluster by name, each with a `JobBook`; on server 0 only.
+
+    Jobs of different names gather, run and end independently of each other. At most ``max_jobs``
+    run at a time: further complete ones begin in the order in which they arrived.
+
+    Args:
+        max_jobs: Most jobs that are served at a time.
+    """
+
+    def __init__(self, max_jobs: int) -> None:
+        self._max_jobs = max_jobs
+        self._books: dict[str, JobBook] = {}
+        self._arrivals = itertools.count()
+        self._over: dict[int, str] = {}
+        """Jobs that are over by number, and why they may not come back; empty: they may."""
+        self.latest = -1
+        """The latest job number that was heard of: a restarted server 0 has counted none."""
+        self.served = 0
+        """Number of jobs that are over."""
+
+    def join(self, member: Member) -> None:
+        """Add a client that has no job number yet; raises as `JobBook.join`."""
+        book = self._book(member.join.job_name)
+        if book.is_empty:
+            book.arrived = next(self._arrivals)
+        try:
+            book.join(member)
+        finally:
+            self._forget_if_empty(book)
+
+    def readmit(self, member: Member, others_until: float) -> None:
+        """Add a client of a running job that has met an earlier server process, or was given up.
+
+        Args:
+            member: The new member.
+            others_until: Until when members of its job that were not seen here may come.
+
+        Raises:
+            JoinRefusedError: Its job is over.
+            ConfigError: Its job has another name.
+        """
+        join, book = member.join, self._book(member.join.job_name)
+        assert join.job is not None, "it says which job"
+        try:
+            if book.job != join.job:
+                self._go_on(book, join)
+            book.came_back(member, others_until)
+        finally:
+            self._forget_if_empty(book)
+
+    def _go_on(self, book: JobBook, join: Join) -> None:
+        assert join.job is not None
+        for other in self._books.values():
+            if other.job == join.job:
+                raise ConfigError(
+                    f"job {join.job} has the name {other.name!r}, and compute process {join.rank} "
+                    f"says {join.job_name!r}: start the job again"
+                )
+        why = self._over.get(join.job)
+        # This server may have been suspended for longer than its clients wait: when it continues,
+        # all of them have hung up, and come back just after it has given them up.
+        if why is not None and (book.running or book.present):
+            why = why or "was away for too long"
+        if why is None and book.running:  # this server was restarted, and so was the job
+            why = f"was away while the job was started again, as number {book.job}"
+        if why:
+            raise JoinRefusedError(
+                f"job {join.job} ({book.name!r}) of the storage cluster is over: compute process "
+                f"{join.rank} {why}; start the job again",
+                EndReason.JOB_OVER,
+            )
+        if self._over.pop(join.job, None) is not None:
+            self.served -= 1  # it was counted too early
+        else:  # this server process has counted nothing before it
+            self.served = max(self.served, join.jobs_served)
+        book.go_on(join)
+
+    def heard_of(self, job: int | None) -> None:
+        """Note the number of a job that another process has, or had."""
+        self.latest = max(self.latest, -1 if job is None else job)
+
+    def begin(self) -> list[JobBook]:
+        """Let complete jobs begin while there is room; return them."""
+        begun = self._complete[: max(0, self._max_jobs - self.num_running)]
+        for book in begun:
+            self.latest += 1
+            book.begin(self.latest)
+        return begun
+
+    @property
+    def _complete(self) -> list[JobBook]:
+        """Jobs whose clients are all here and that do not run, as they arrived."""
+        waiting = [book for book in self._books.values() if not book.running and book.complete]
+        return sorted(waiting, key=lambda book: book.arrived)
+
+    @property
+    def num_running(self) -> int:
+        """Number of jobs that are served."""
+        return sum(book.running for book in self._books.values())
+
+    def leave(self, member: Member) -> None:
+        """Remove a client; `end_those_over` ends its job if it was the last."""
+        book = self._books.get(member.join.job_name)
+        if book is not None:
+            book.leave(member)
+            self._forget_if_empty(book)
+
+    def stop(self, name: str, why: str) -> list[Member]:
+        """Let no client of a job come back; return those that are here or wait, which must leave.
+
+        Args:
+            name: Name of the job.
+            why: Predicate for its clients' error.
+
+        Raises:
+            ConfigError: There is no such job.
+        """
+        book = self._books.get(name)
+        if book is None:
+            jobs = ", ".join(map(repr, self._books)) or "none"
+            raise ConfigError(f"there is no job {name!r}; jobs that run or gather: {jobs}")
+        book.why_over, book.unseen = why, set()
+        return [*book.present.values(), *book.queued]
+
+    def end_those_over(self, now: float = -math.inf) -> list[EndedJob]:
+        """End the jobs of which all members have left; see `JobBook.is_over`."""
+        return [self._end(book) for book in list(self._books.values()) if book.is_over(now)]
+
+    def _end(self, book: JobBook) -> EndedJob:
+        assert book.job is not None, "it runs"
+        number, refused = book.job, []
+        self._over[number] = book.why_over or ("" if book.lapsed else "was away for too long")
+        while len(self._over) > _MOST_DEPARTED:
+            del self._over[next(iter(self._over))]
+        self.served += 1
+        queued, book.arrived = book.end(), next(self._arrivals)
+        for member in queued:
+            try:
+                book.join(member)
+            except ConfigError as error:
+                refused.append((member, error))
+        self._forget_if_empty(book)
+        return EndedJob(book.name, number, book.lapsed, tuple(refused))
+
+    def describe(self, missing_servers: Iterable[int]) -> dict[str, str]:
+        """Return by job name why clients without a job number wait."""
+        missing, ahead = sorted(missing_servers), self._complete
+        gathering = [book.name for book in self._books.values() if not book.running]
+        texts = {}
+        for book in self._books.values():
+            where = f" of job {book.name!r}"
+            if book.running:
+                texts[book.name] = (
+                    f"an earlier job {book.name!r} is still served; {len(book.present)} of its "
+                    "clients are here. A job of another name need not wait for it"
+                )
+                continue
+            text = f"{len(book.present)} of {book.world_size} compute processes{where} are here"
+            if missing:
+                text += f"; storage servers {missing} have not loaded their partitions yet"
+            elif book not in ahead and (others := [n for n in gathering if n != book.name]):
+                # ranks that were given different names wait for each other without end
+                text += f"; other jobs wait, too: {', '.join(map(repr, others[:_MOST_NAMES]))}"
+            elif book in ahead and self.num_running >= self._max_jobs:
+                text += (
+                    f"; {self.num_running} jobs are served, the most at a time (--max-jobs), and "
+                    f"{ahead.index(book)} wait before it"
+                )
+            texts[book.name] = text
+        return texts
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of clients that wait to be admitted."""
+        return sum(book.num_waiting for book in self._books.values())
+
+    def _book(self, name: str) -> JobBook:
+        return self._books.setdefault(name, JobBook(name))
+
+    def _forget_if_empty(self, book: JobBook) -> None:
+        # names are as many as jobs, and a server serves them for months
+        if book.is_empty:
+            self._books.pop(book.name, None)
 
 
 # --- storage servers ------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""Members, the served job, and the news for each process. Opens no listener itself."""
+"""Members, jobs, and the news for each process. Opens no listener itself."""
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -11,7 +12,8 @@ from gigl_loader.errors import ConfigError, GiglLoaderError, ServerDiedError
 from gigl_loader.server.batch_sender import BatchSender
 from gigl_loader.server.jobs import (
     Attendance,
-    JobBook,
+    EndedJob,
+    Jobs,
     Member,
     RefusedJoins,
     ServerBook,
@@ -47,13 +49,14 @@ class Presence:
         server: The served object.
         security: Authentication and encryption.
         num_jobs: Number of jobs to serve; None: until told to stop. Only server 0's value counts.
+        max_jobs: Most jobs that run at a time. Only server 0's value counts.
         leader: Server 0, as the other servers reach it.
         patience_s: Seconds that an outage of the network may last before a process is given up.
         rejoin_s: Seconds that another server may be away before this one ends; 0: ends at once.
     """
 
     def __init__(
-        self, server: StorageService, security: Security, num_jobs: int | None,
+        self, server: StorageService, security: Security, num_jobs: int | None, max_jobs: int,
         leader: LeaderLink | None, patience_s: float, rejoin_s: float,
     ) -> None:  # fmt: skip
         self.server, self._rejoin_s = server, rejoin_s
@@ -69,13 +72,13 @@ class Presence:
         """
         self.graph = server.dataset.view().identity
         self._process = secrets.token_hex(16)
-        # Guards the members, the running job and the reason of this server's end; re-entrant, as
+        # Guards the members, the jobs and the reason of this server's end; re-entrant, as
         # methods call others. Not held while a producer ends, which takes as long as its workers.
         self._lock = threading.RLock()
         self._asked_again = threading.Condition(self._lock)
         self._attendance = Attendance()
         self._visits = Visits(patience_s)
-        self._book = JobBook()
+        self._jobs = Jobs(max_jobs)
         self._refused = RefusedJoins()
         self._sender = BatchSender(server)
         self._rendezvous = RendezvousTable(server.num_servers)
@@ -85,7 +88,6 @@ class Presence:
         self._stopping = False
         self._status_is_old, self._told_at = False, 0.0
         self._leader = leader
-        self.jobs_served = 0
         self.over = threading.Event()
         """Set when there is nothing left to serve."""
         self.address, self.incarnation = ("", 0), 0
@@ -98,6 +100,11 @@ class Presence:
             self.server.num_servers, self.server.num_partitions, address, incarnation
         )
 
+    @property
+    def jobs_served(self) -> int:
+        """Number of jobs that are over."""
+        return self._jobs.served
+
     # -- members ----------------------------------------------------------------------------------
 
     def join(self) -> Join:
@@ -105,7 +112,8 @@ class Presence:
         return Join(
             role=Role.SERVER, rank=self.server.server_rank, num_servers=self.server.num_servers,
             address=self.address, incarnation=self.incarnation, process=self._process,
-            cluster=self.cluster, graph=self.graph, job=self._book.latest,
+            cluster=self.cluster, graph=self.graph, job=self._jobs.latest,
+            jobs_served=self.jobs_served,
         )  # fmt: skip
 
     def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
@@ -123,7 +131,7 @@ class Presence:
             # before `returned`, which forgets it
             was_gone = member.gone_at is not None
             self._attendance.returned(member, peer)
-            if was_gone and not self._book.running:  # only this member may have been missing
+            if was_gone and member.job is None:  # only this member may have been missing
                 self._begin_if_complete()
                 self._tell_where()
             news = member.wait(request.seen)
@@ -168,31 +176,31 @@ class Presence:
             self._check(join)
             self._replace_former(member)
             if join.role is Role.CLIENT and join.job is None:
-                self._book.join(member)
+                self._jobs.join(member)
             elif join.role is Role.CLIENT and self.server.server_rank == 0:
-                self._book.readmit(member, time.monotonic() + self._unseen_s)
-                self.jobs_served = min(self.jobs_served, self._book.job)  # it was counted too early
+                self._jobs.readmit(member, time.monotonic() + self._unseen_s)
         except Exception as error:
             self._refused.add(name, error)
             raise
         # only now, as a process that was refused above is not here
         self._attendance.came(member)
-        self._book.heard_of(join.job)
+        self._jobs.heard_of(join.job)
+        if join.role is Role.SERVER:
+            self._jobs.served = max(self._jobs.served, join.jobs_served)
         if self.server.server_rank == 0:
             self.cluster = self.cluster or join.cluster
         # a job with ranks that were never seen ends once all of the next one are here, perhaps
         # now
-        if self._book.end_if_over():
-            self._begin_next_job()
-        was_away, was_running = False, self._book.running
+        self._end_jobs()
+        was_away = False
         if join.role is Role.SERVER:
             was_away = self._servers_known.is_away(join.rank)
             self._servers_known.came(join)
             _log.info("storage server %d joined from %s", join.rank, join.address)
-        self._begin_if_complete()
+        has_begun = self._begin_if_complete()
         # the others already know all servers' addresses: messages to all at each arrival would grow
         # with the square
-        is_one_more = join.role is Role.CLIENT and was_running == self._book.running
+        is_one_more = join.role is Role.CLIENT and not has_begun
         self._tell_where([member] if is_one_more else None)
         if was_away:
             self._tell_all()
@@ -247,8 +255,8 @@ class Presence:
         ):
             if member.job == join.job is not None and member.join.process != join.process:
                 raise ConfigError(
-                    f"another process is compute rank {join.rank} of job {join.job} here: end it, "
-                    "or check RANK and local_rank"
+                    f"another process is compute rank {join.rank} of job {join.job} "
+                    f"({join.job_name!r}) here: end it, or check RANK and local_rank"
                 )
 
     @property
@@ -257,23 +265,27 @@ class Presence:
         seen = {0, *self._attendance.servers, *self._servers_known.away}
         return Runs.of([rank for rank in range(self.server.num_servers) if rank not in seen])
 
-    def _begin_if_complete(self) -> None:
-        book, servers = self._book, self._attendance.servers
-        # on servers other than 0 the book is empty, and never complete
-        if book.running or not book.complete or not self._servers_known.complete(servers):
-            return
-        book.begin()
-        self.cluster = self.cluster or secrets.token_hex(8)
-        _log.info("job %d begins with %d compute processes", book.job, len(book.present))
+    def _begin_if_complete(self) -> bool:
+        """Let complete jobs begin; return whether any did."""
+        # on servers other than 0 there are none
+        if not self._servers_known.complete(self._attendance.servers):
+            return False
+        begun = self._jobs.begin()
+        for book in begun:
+            self.cluster = self.cluster or secrets.token_hex(8)
+            _log.info(
+                "job %r (number %d) begins with %d compute processes",
+                *(book.name, book.job, len(book.present)),
+            )
+        return bool(begun)
 
     # -- news -------------------------------------------------------------------------------------
 
     def _tell_where(self, members: Sequence[Member] | None = None) -> None:
-        """Tell clients of the job and servers (None: all of them) the addresses of all servers."""
+        """Tell clients of jobs and servers (None: all of them) the addresses of all servers."""
         if self.server.server_rank != 0:
             return
-        servers, book = self._attendance.servers, self._book
-        where = self._servers_known.where(servers)
+        where = self._servers_known.where(self._attendance.servers)
         # a partition has no server yet, so the addresses are of no use
         if where is None:
             return
@@ -281,11 +293,11 @@ class Presence:
             "addresses": Addresses.of(where[0]), "incarnations": where[1],
             "away": tuple(self._servers_known.away), "cluster": self.cluster, "graph": self.graph,
         }  # fmt: skip
-        for member in members or [*servers.values(), *book.present.values()]:
+        for member in members or self._attendance.members.values():
             if member.join.role is Role.SERVER:
                 member.tell(**about)
-            elif book.running and member.job == book.job:
-                member.tell(job=book.job, **about)
+            elif member.job is not None:
+                member.tell(job=member.job, **about)
 
     def _tell_all(self) -> None:
         """Send each member the news that concern it."""
@@ -298,17 +310,17 @@ class Presence:
         Each arrival and departure changes that text for all others: sent at once, the messages
         would grow with the square of their number.
         """
-        waiting_s = (self._book.num_waiting + len(self._attendance.servers)) * _STATUS_S_PER_MEMBER
+        waiting_s = (self._jobs.num_waiting + len(self._attendance.servers)) * _STATUS_S_PER_MEMBER
         if self._status_is_old and now - self._told_at >= waiting_s:
             self._tell_all()
 
     def _tell(self, members: Iterable[Member]) -> None:
         lost = None if self.error is None else str(self.error)
         never_came = self._missing
-        text = self._book.describe({*never_came, *self._servers_known.away})
+        texts = self._jobs.describe({*never_came, *self._servers_known.away})
         away = tuple(self._servers_known.away)
         for member in members:
-            status = text if self._book.is_waiting(member) else ""
+            status = texts.get(member.join.job_name, "") if member.job is None else ""
             member.tell(
                 status=status, jobs_served=self.jobs_served, lost=lost, away=away,
                 server=self.server.server_rank, incarnation=self.incarnation,
@@ -354,7 +366,7 @@ class Presence:
         try:
             self._sender.lose(member.session)
             if member.join.role is Role.CLIENT:
-                _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
+                _log.info("%s of job %r %s", member.name, member.join.job_name, member.why_gone)
                 if member.job is not None:
                     self.server.client_gone(member.client)
         finally:  # even after an error above, as its job and the later ones wait for this
@@ -384,36 +396,36 @@ class Presence:
 
     def _leave_job(self, member: Member) -> None:
         with self._lock:
-            if self._book.leave(member):
-                self._begin_next_job()
-            else:
-                self._status_is_old = True
+            self._jobs.leave(member)
+            self._status_is_old = True
+            self._end_jobs()
 
-    def _begin_next_job(self) -> None:
-        """Count the job that is over, and admit the clients of the next one. Locked."""
-        # a restarted server 0 has counted no jobs, but its clients told the number of
-        # theirs
-        self.jobs_served = max(self.jobs_served + 1, self._book.job)
-        if self._book.lapsed:
-            words = "job %d is given up: its compute processes ended without a goodbye"
-            _log.warning(words, self._book.job - 1)
-        else:
-            _log.info("job %d is over", self._book.job - 1)
+    def _end_jobs(self, now: float = -math.inf) -> None:
+        """End the jobs that all members have left, and admit clients of the next ones. Locked."""
+        ended = self._jobs.end_those_over(now)
+        for job in ended:
+            self._note_end(job)
+        if not ended:
+            return
         if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
             # all members learn it before `over`, after which the listener closes
             self._lose_missing()
             self._tell_all()
             self.over.set()
             return
-        for queued in self._book.take_queued():
-            try:
-                self._book.join(queued)
-            except ConfigError as error:
-                self._refused.add(queued.name, error)
-                queued.tell(refused=str(error))
         self._begin_if_complete()
         self._tell_where()
         self._tell_all()
+
+    def _note_end(self, job: EndedJob) -> None:
+        if job.lapsed:
+            words = "job %r is given up: its compute processes ended without a goodbye"
+            _log.warning(words, job.name)
+        else:
+            _log.info("job %r is over", job.name)
+        for member, error in job.refused:
+            self._refused.add(member.name, error)
+            member.tell(refused=str(error))
 
     # -- losses -----------------------------------------------------------------------------------
 
@@ -434,8 +446,7 @@ class Presence:
     def _tick(self, now: float) -> None:
         with self._lock:
             self._tell_status(now)
-            if self._book.end_if_over(now):
-                self._begin_next_job()
+            self._end_jobs(now)
             overdue = self._attendance.overdue(now)
             visits = self._visits.overdue(now)
             clients = [
@@ -466,7 +477,7 @@ class Presence:
 
     def hear(self, news: News) -> None:
         """Handle the news of server 0."""
-        self.jobs_served = news.jobs_served
+        self._jobs.served = news.jobs_served
         if news.cluster and not self.cluster:
             self._belong(news.cluster)
         if news.lost is not None or news.refused is not None:

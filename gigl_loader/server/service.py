@@ -35,7 +35,7 @@ from gigl_loader.memory.same_host import OwnHostProof, SameHostProof
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import SamplerOptions, SourceOptions
 from gigl_loader.server.glt_answers import reader_of
-from gigl_loader.server.jobs import scope_of
+from gigl_loader.server.jobs import Visitor, scope_of
 from gigl_loader.server.metrics import ServerCounts
 from gigl_loader.server.partition_answers import PartitionAnswers
 from gigl_loader.server.producer_table import (
@@ -144,7 +144,7 @@ class StorageService(PartitionAnswers, DistServer):
             check_leave(options, self._allowed, self.server_rank)
         # worker keys belong to a job: two jobs at a time may use the same one
         entry, is_first = self._entries.take(
-            scope_of(client), worker_options.worker_key, request.request_id,
+            scope_of(client), worker_options.worker_key, _name_of(request),
             self._taking_part(request),
         )  # fmt: skip
         if not is_first:
@@ -237,7 +237,7 @@ class StorageService(PartitionAnswers, DistServer):
         """Return the rendezvous of this server's workers with those of other servers."""
         if self.meet is None:
             return None
-        name = request.request_id or secrets.token_hex(16)  # without an id no other server comes
+        name = _name_of(request) or secrets.token_hex(16)  # without an id no other server comes
         return self.meet(name, request.source_options.timeout_s, self._taking_part(request))
 
     def _taking_part(self, request: ProducerRequest) -> Runs:
@@ -485,6 +485,14 @@ class StorageService(PartitionAnswers, DistServer):
     @override
     def ping(self) -> int:
         return os.getpid()
+
+
+def _name_of(request: ProducerRequest) -> str:
+    """Return the name of a request among those of all jobs, the same on all servers; or none."""
+    scope = scope_of(caller.get())
+    # a visitor's session may differ from server to server
+    job = "" if scope is None or isinstance(scope, Visitor) else scope
+    return f"{job}/{request.request_id}" if request.request_id else ""
 
 
 def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:

@@ -42,7 +42,16 @@ from gigl_loader.transport import (
 )
 from gigl_loader.wire.calls import Call
 from gigl_loader.wire.info import GraphStoreInfo
-from gigl_loader.wire.membership import PATIENCE_S, News, Role, WaitReport, Watch, check_patience
+from gigl_loader.wire.membership import (
+    MAX_JOBS,
+    PATIENCE_S,
+    News,
+    Role,
+    WaitReport,
+    Watch,
+    check_max_jobs,
+    check_patience,
+)
 from gigl_loader.wire.requests import FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.wire.signatures import CALLS
 
@@ -70,7 +79,7 @@ class Endpoint(Presence):
         host: Address of this machine to listen on.
         port: Port to listen on; 0: any free one.
         security: Authentication and encryption.
-        num_jobs, leader, patience_s, rejoin_s: As for `Presence`.
+        num_jobs, leader, patience_s, rejoin_s, max_jobs: As for `Presence`.
     """
 
     def __init__(
@@ -83,8 +92,9 @@ class Endpoint(Presence):
         leader: LeaderLink | None = None,
         patience_s: float = 10.0,
         rejoin_s: float = 0.0,
+        max_jobs: int = MAX_JOBS,
     ) -> None:
-        super().__init__(server, security, num_jobs, leader, patience_s, rejoin_s)
+        super().__init__(server, security, num_jobs, max_jobs, leader, patience_s, rejoin_s)
         server.connections = self.status
         if server.num_servers > 1:
             server.meet = self._meet
@@ -153,7 +163,7 @@ class Endpoint(Presence):
         member = self._client_of(peer)
         # a peer that has not joined, like `gigl-loader status`, is a visitor
         token = caller.set(Visitor(peer.session) if member is None else member.client)
-        who = {} if member is None else {"job": member.job, "rank": member.join.rank}
+        who = {} if member is None else {"job": member.join.job_name, "rank": member.join.rank}
         try:
             with answering(**who):
                 return self._answer(call, request, peer)
@@ -217,12 +227,17 @@ class Endpoint(Presence):
                 "clients": clients,
                 "servers": sorted(self._attendance.servers),
                 "cluster": self.cluster,
-                "job": self._book.job,
+                "jobs": self._numbers_of_jobs(),
                 "jobs_served": self.jobs_served,
                 "refused": refused,
                 "lost": None if self.error is None else str(self.error),
                 "away": self._away(),
             }
+
+    def _numbers_of_jobs(self) -> dict[str, int]:
+        """Return the number of each job that has clients here, by name."""
+        members = self._attendance.members.values()
+        return {m.join.job_name: m.job for m in members if m.job is not None}
 
     # -- end --------------------------------------------------------------------------------------
 
@@ -361,6 +376,7 @@ def init_storage_process(
     dataset: Dataset,
     *,
     num_jobs: int | None = None,
+    max_jobs: int = MAX_JOBS,
     tls_dir: str | None = None,
     token: str | None = None,
     insecure: bool | None = None,
@@ -390,7 +406,9 @@ def init_storage_process(
             processes is not read from it: the first process of a job has it.
         dataset: The partition: ``DistDataset``, ours or GLT's. With more servers than partitions,
             server ``i`` has partition ``i`` modulo their number.
-        num_jobs: Compute jobs to serve, one after another; None: until told to stop.
+        num_jobs: Compute jobs after whose end this ends, too; None: until told to stop.
+        max_jobs: Most compute jobs to serve at a time. Further ones wait, in the order in which
+            they arrived. Server 0's counts.
         tls_dir: Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. None: the environment's
             ``GIGL_LOADER_TLS_DIR``.
         token: The cluster's secret. None: the environment's ``GIGL_LOADER_CLUSTER_TOKEN``.
@@ -425,6 +443,7 @@ def init_storage_process(
         raise ConfigError(f"storage_rank must be in [0, {num_servers}), got {storage_rank}")
     if num_jobs is not None and num_jobs < 1:
         raise ConfigError(f"num_jobs must be at least 1, or None: until told, got {num_jobs}")
+    check_max_jobs(max_jobs)
     check_patience(network_timeout)
     check_reconnect(reconnect_timeout)
     security = Security.resolve(tls_dir, token, insecure)
@@ -446,7 +465,7 @@ def init_storage_process(
     # once, and an early client waits where it will be served.
     endpoint = Endpoint(
         server, address, master_port if storage_rank == 0 else port or 0, security, num_jobs,
-        leader, network_timeout, reconnect_timeout,
+        leader, network_timeout, reconnect_timeout, max_jobs,
     )  # fmt: skip
     know(server=storage_rank)
     metrics = None

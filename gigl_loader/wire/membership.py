@@ -19,6 +19,16 @@ _log = logging.getLogger(__name__)
 
 MOST_RANKS = 1 << 16
 """Most compute processes of a job, and most storage servers."""
+_LONGEST_NAME = 100
+"""Most characters of a job's name."""
+MAX_JOBS = 16
+"""Default number of jobs that a storage cluster serves at a time."""
+
+
+def check_max_jobs(max_jobs: int) -> None:
+    """Raise `ConfigError` unless ``max_jobs`` is an integer of at least 1."""
+    if not isinstance(max_jobs, int) or max_jobs < 1:
+        raise ConfigError(f"max_jobs must be an integer >= 1, got {max_jobs!r}")
 
 
 class Role(Enum):
@@ -38,9 +48,13 @@ class Join:
     """Number of storage servers that this side expects."""
     world_size: int = 0
     """Number of compute processes in the job; the first one to come sets it for all."""
+    job_name: str = ""
+    """Name of the client's job, the same on all its processes; see `check_job_name`."""
     job: int | None = None
     """Number of the client's job; None: server 0 will tell it. For a storage server: the latest job
     that it knows; -1: none."""
+    jobs_served: int = 0
+    """Number of jobs that are over, as far as this process knows."""
     address: tuple[str, int] | None = None
     """Host and port on which a storage server listens."""
     incarnation: int = 0
@@ -51,6 +65,17 @@ class Join:
     """Identity of the process's storage cluster; empty: server 0 will tell it."""
     graph: GraphIdentity | None = None
     """Graph of a storage server, or the one that a client's job reads; None: server 0 tells it."""
+
+
+def check_job_name(name: str) -> None:
+    """Raise `ConfigError` unless ``name`` is the name of a job: printable, up to 100 characters."""
+    # it is shown in logs, metrics and status, each of which has one line for it
+    is_shown = isinstance(name, str) and name.isprintable() and name == name.strip()
+    if not (is_shown and 0 < len(name) <= _LONGEST_NAME):
+        raise ConfigError(
+            f"the name of a job has 1 to {_LONGEST_NAME} printable characters, and no space at its "
+            f"ends, got {name!r}"
+        )
 
 
 def check_figures(join: Join, server: int, num_servers: int) -> None:
@@ -66,6 +91,8 @@ def check_figures(join: Join, server: int, num_servers: int) -> None:
             f"{server} counts {num_servers}: give all the same GraphStoreInfo"
         )
     is_client = join.role is Role.CLIENT
+    if is_client:
+        check_job_name(join.job_name)
     lowest, ranks = (0, join.world_size) if is_client else (1, num_servers)
     if not lowest <= join.rank < ranks <= MOST_RANKS:
         raise ConfigError(

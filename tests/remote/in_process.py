@@ -59,11 +59,11 @@ def storage(
 @contextmanager
 def joined(
     address: tuple[str, int], num_servers: int = 1, security: Security = SECURITY,
-    patience_s: float = 10.0,
+    patience_s: float = 10.0, job_name: str = "train",
 ) -> Iterator[Cluster]:  # fmt: skip
     """Give the cluster, as the only compute process of a job."""
     cluster = Cluster.join(
-        *address, rank=0, world_size=1, num_servers=num_servers, security=security,
+        *address, job_name=job_name, rank=0, world_size=1, num_servers=num_servers, security=security,
         timeout_s=60.0, patience_s=patience_s,
     )  # fmt: skip
     try:

@@ -1,7 +1,9 @@
 """A compute process's way in: who it is, and what it may ask for."""
 
+import platform
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from gigl_loader import BaseDistLoader, GraphStoreInfo
 from gigl_loader.client import client
-from gigl_loader.client.client import compute_rank
+from gigl_loader.client.client import compute_rank, job_name_of
 from gigl_loader.errors import ConfigError, ServerDiedError, UsageError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.server.service import StorageService
@@ -56,6 +58,30 @@ def test_torchrun_ranks(monkeypatch):
     for outside in (3, -1):
         with pytest.raises(ConfigError, match=r"local_rank must be in \[0, 3\)"):
             compute_rank(outside, info)
+
+
+def test_the_name_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = GraphStoreInfo(1, 2, 3, HOST, HOST, "train0", 0, 0, 29500, 1, 0)
+    for name in ("GIGL_LOADER_JOB", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert job_name_of(None, info) == "train0:29500"
+    # each machine's own, whose jobs are not one
+    for own in ("localhost", "127.0.0.1", "::1"):
+        name = job_name_of(None, replace(info, compute_cluster_master_ip=own))
+        assert name == f"{platform.node()}:29500"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # torchrun's default
+    assert job_name_of(None, info) == "train0:29500"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
+    assert job_name_of(None, info) == "nightly"
+    monkeypatch.setenv("GIGL_LOADER_JOB", "evaluation of März")
+    assert job_name_of(None, info) == "evaluation of März"
+    assert job_name_of("mine", info) == "mine"
+    for wrong in ("", " mine", "two\nlines", "x" * 101, 5):
+        with pytest.raises(ConfigError, match="has 1 to 100 printable characters"):
+            job_name_of(wrong, info)
+    monkeypatch.setenv("GIGL_LOADER_JOB", "x" * 101)
+    with pytest.raises(ConfigError, match="the name of a job"):
+        job_name_of(None, info)
 
 
 def test_methods_are_asked_by_name_with_all_their_arguments(cluster: _Cluster) -> None:

@@ -103,12 +103,13 @@ def _check_state(server, folder):
     assert totals["batches"] > 0
     assert 0 < found.pop("uptime_s") < 300
     assert len(found.pop("cluster")) == 16
+    assert list(found.pop("jobs").values()) == [0]
     assert found == {
         "health": "serving", "server_rank": server, "num_servers": 2,
         "pid": request_server(server, DistServer.ping),
         "partition_idx": server, "num_partitions": 2,
         "num_nodes": {NODE_TYPE: 60}, "create_calls": 2, "starting_producers": [],
-        "clients": [0, 1], "servers": [1] if server == 0 else [], "job": 0, "jobs_served": 0,
+        "clients": [0, 1], "servers": [1] if server == 0 else [], "jobs_served": 0,
         "refused": 0, "lost": None, "away": {},
     }  # fmt: skip
     assert sorted(one["consumers"] for one in producers.values()) == [["(0, 0)"], ["(0, 1)"]]

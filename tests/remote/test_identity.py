@@ -304,7 +304,7 @@ def test_a_refusal_that_stays_ends_the_wait_at_once(
             expected: tuple[type[Exception], str] = {
                 "graph": (ConfigError, "two graphs: compute process 0 has that of"),
                 "cluster": (ConfigError, "storage server 0 to another one, another"),
-                "job": (JoinRefusedError, "job 0 of the storage cluster is over"),
+                "job": (JoinRefusedError, r"job 0 \('train'\) of the storage cluster is over"),
                 "token": (JoinRefusedError, "did not prove the cluster token"),
             }[what]
             began = time.monotonic()
@@ -319,8 +319,11 @@ def test_a_refusal_that_stays_ends_the_wait_at_once(
 
 @contextmanager
 def _of_a_later_job(address: tuple[str, int]) -> Iterator[None]:
-    """Be a compute process of job 5."""
-    join = Join(role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job=5, process="later")
+    """Be a compute process of job 5, a later start of the job of `joined`."""
+    join = Join(
+        role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job=5, job_name="train",
+        process="later",
+    )  # fmt: skip
     with Caller(*address, TOKEN, "of a later job") as caller:
         caller.ask("watch", Watch(join, 0), News).wait(60)
         yield
@@ -396,8 +399,9 @@ def _two_ranks(address: tuple[str, int]) -> Iterator[list[Cluster]]:
 
     def join(rank: int) -> None:
         found[rank] = Cluster.join(
-            *address, rank=rank, world_size=2, num_servers=1, security=SECURITY, timeout_s=60.0
-        )
+            *address, job_name="train", rank=rank, world_size=2, num_servers=1, security=SECURITY,
+            timeout_s=60.0,
+        )  # fmt: skip
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
     with ExitStack() as stack:
@@ -542,8 +546,9 @@ def test_an_outage_of_a_process_that_never_joined_ends_no_producer_and_its_death
 def test_nobody_takes_the_place_of_a_rank_that_is_here() -> None:
     with storage() as (endpoint,), joined(endpoint.address) as cluster:
         join = Join(
-            role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job=cluster.job, process="bad"
-        )
+            role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job=cluster.job,
+            job_name=cluster.job_name, process="bad",
+        )  # fmt: skip
         (producer,) = create(cluster)
         host, port = endpoint.address
         with (

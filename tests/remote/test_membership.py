@@ -12,7 +12,7 @@ from gigl_loader.wire.requests import Addresses
 
 
 def _join(role: Role = Role.CLIENT, **more: Any) -> Join:
-    return Join(role=role, rank=3, **{"num_servers": 4, "world_size": 4, **more})
+    return Join(role=role, rank=3, **{"num_servers": 4, "world_size": 4, "job_name": "a", **more})
 
 
 def test_who_counts_other_servers_is_told_both_counts() -> None:

@@ -37,7 +37,7 @@ def _server_0(num_servers, port=0, security=SECURITY, **how):
 
 def _join(port, timeout_s, num_servers=2, rank=1, world_size=2, security=SECURITY):
     return Cluster.join(
-        HOST, port, rank=rank, world_size=world_size, num_servers=num_servers, security=security,
+        HOST, port, job_name="train", rank=rank, world_size=world_size, num_servers=num_servers, security=security,
         timeout_s=timeout_s,
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ def test_a_server_that_waits_for_others(caplog):
         with pytest.raises(PeerTimeoutError) as caught:
             _join(port, 1.4)
         missing = (
-            "1 of 2 compute processes are here; storage servers [1] have not loaded their "
+            "1 of 2 compute processes of job 'train' are here; storage servers [1] have not loaded their "
             "partitions yet"
         )
         name = f"storage server 0 at 127.0.0.1:{port}"
@@ -158,6 +158,7 @@ def test_compute_processes_that_do_not_meet(monkeypatch):
     """All joined the storage cluster, then one died: the others do not wait for half an hour."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", "waiting")
+    monkeypatch.setenv("GIGL_LOADER_JOB", "train")
     monkeypatch.setattr(client, "_set_client_context", lambda *_: None)  # GLT's is per process
     info = info_of(1, 2)
     security = Security.resolve()

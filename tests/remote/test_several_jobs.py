@@ -1,0 +1,195 @@
+"""Several jobs on one storage cluster: neither meets the other, whatever happens to it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from in_process import SECURITY, channel_of, create, joined, start, storage, take
+from store_cluster import HOST, tiny_partition
+from support.glt import RemoteDistSamplingWorkerOptions
+
+from gigl_loader import CustomSamplerOptions
+from gigl_loader.client.absences import Absences
+from gigl_loader.client.storage_cluster import Cluster
+from gigl_loader.errors import GiglLoaderError
+from gigl_loader.graph_store import RemoteReceivingChannel
+from gigl_loader.server.service import StorageService
+from gigl_loader.server.storage_process import Endpoint
+from gigl_loader.testing import wait_until
+from gigl_loader.transport import EndReason
+
+pytestmark = pytest.mark.multiprocess
+
+
+def _equal(batches: list[dict[str, torch.Tensor]], others: list[dict[str, torch.Tensor]]) -> bool:
+    return len(batches) == len(others) and all(
+        one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+        for one, other in zip(batches, others, strict=True)
+    )
+
+
+def _shared_key() -> dict[str, Any]:
+    """Return arguments of `create` under a worker key that every job uses."""
+    options = RemoteDistSamplingWorkerOptions(
+        server_rank=[0, 1], num_workers=1, worker_concurrency=4, master_addr=HOST, master_port=1,
+        worker_key="the same",
+    )  # fmt: skip
+    return {"request_id": "the same", "worker_options": options}
+
+
+def test_jobs_of_one_key_and_one_request_have_producers_of_their_own() -> None:
+    with storage(2) as endpoints, ExitStack() as stack:
+        address = endpoints[0].address
+        first, second = (
+            stack.enter_context(joined(address, 2, job_name=name)) for name in ("first", "second")
+        )
+        assert (first.job, second.job) == (0, 1)
+        mine, theirs = create(first, **_shared_key()), create(second, **_shared_key())
+        assert not {*mine} & {*theirs}
+        for endpoint in endpoints:
+            assert len(endpoint.server.status()["producers"]) == 2
+        with pytest.raises(GiglLoaderError, match=r"client \(1, 0\) asked for what is .*'the same'"):
+            second.connection(0).call("start_new_epoch_sampling", producer_id=mine[0], epoch=0,
+                                      request=None).result(60)  # fmt: skip
+        first.close()
+        for number, endpoint in enumerate(endpoints):
+            wait_until(
+                lambda e=endpoint, n=number: [*e.server.status()["producers"]] == [theirs[n]],
+                "the first job's producer has ended, and no other",
+            )
+        wait_until(lambda: endpoints[0].jobs_served == 1, "it is counted")
+
+
+@pytest.fixture
+def serve_again() -> Iterator[Callable[[int], Endpoint]]:
+    """Return a function that serves at a port, 0 for any that is free."""
+    with ExitStack() as stack:
+
+        def serve(port: int) -> Endpoint:
+            server = StorageService(tiny_partition(0, 1))
+            endpoint = Endpoint(server, HOST, port, SECURITY, patience_s=1.0, rejoin_s=60.0)
+            stack.callback(endpoint.close)
+            endpoint.start()
+            return endpoint
+
+        yield serve
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[dict[str, torch.Tensor]]:
+    """An epoch of a job that nobody is beside."""
+    with storage(2) as endpoints, joined(endpoints[0].address, 2) as cluster:
+        with channel_of(cluster) as channel:
+            start(channel, 0, servers=2)
+            return take(channel)
+
+
+def _poison(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
+    failing = CustomSamplerOptions("store_cluster.FailingSampler")
+    _, producer = create(cluster, request_id="failing", sampler_options=failing)
+    connection = cluster.connection(1)  # which has the second batch, and the fourth...
+    connection.call(
+        "start_new_epoch_sampling", producer_id=producer, epoch=0, request=None
+    ).result(60)  # fmt: skip
+    with pytest.raises(GiglLoaderError, match="no luck with this batch"):
+        for _ in range(3):
+            connection.call(
+                "fetch_one_sampled_message", producer_id=producer, consumer=0
+            ).result(60)
+
+
+def _ask_wrongly(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
+    with pytest.raises(GiglLoaderError, match="NoSuchSampler"):
+        create(cluster, "bad", sampler_options=CustomSamplerOptions("store_cluster.NoSuchSampler"))
+
+
+def _die(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
+    for connection in cluster.connections.values():
+        for caller in list(connection._callers):
+            caller.close(EndReason.GONE)
+
+
+def _stop_taking(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
+    """Leave batches where they are, as a suspended process does."""
+
+
+@pytest.mark.parametrize("happens", [_poison, _ask_wrongly, _die, _stop_taking])
+def test_what_happens_to_one_job_is_not_seen_by_another(
+    happens: Callable[[Cluster, RemoteReceivingChannel], None],
+    alone: list[dict[str, torch.Tensor]],
+) -> None:
+    with storage(2) as endpoints, ExitStack() as stack:
+        address = endpoints[0].address
+        well = stack.enter_context(joined(address, 2, job_name="well"))
+        ill = stack.enter_context(joined(address, 2, job_name="ill"))
+        channel = stack.enter_context(channel_of(well))
+        other = stack.enter_context(channel_of(ill))
+        start(channel, 0, servers=2)
+        start(other, 0, servers=2)
+        batches = take(channel, 5)
+        assert _equal(take(other, 5), batches)
+        happens(ill, other)
+        batches += take(channel)
+        assert _equal(batches, alone)
+        start(channel, 1, servers=2)
+        assert len(take(channel)) == len(alone)
+
+
+def test_a_job_beyond_the_most_waits_and_is_told_why() -> None:
+    with storage(max_jobs=1) as (endpoint,), ThreadPoolExecutor(2) as pool:
+
+        def run(name: str) -> int:
+            with joined(endpoint.address, job_name=name) as cluster:
+                return cluster.job
+
+        with joined(endpoint.address, job_name="first") as first:
+            second = pool.submit(run, "second")
+            wait_until(lambda: len(endpoint.status()["clients"]) == 2, "the second waits")
+            third = pool.submit(run, "third")
+            wait_until(lambda: len(endpoint.status()["clients"]) == 3, "the third waits")
+            wait_until(
+                lambda: {"second", "third"} <= {
+                    member.join.job_name for member in endpoint._attendance.members.values()
+                    if "1 jobs are served, the most at a time" in member.news.status
+                }, "both were told",
+            )  # fmt: skip
+            assert first.job == 0
+        assert (second.result(60), third.result(60)) == (1, 2)
+        wait_until(lambda: endpoint.jobs_served == 3, "all are over")
+
+
+def test_a_restarted_server_0_learns_of_the_jobs_by_those_who_come_back(
+    serve_again: Callable[[int], Endpoint],
+) -> None:
+    """And counts those that were over before, which only they know by then."""
+    with ExitStack() as stack:
+        former = serve_again(0)
+        address = former.address
+        names = ("a", "b")
+        clusters = [stack.enter_context(joined(address, job_name=name)) for name in names]
+        with joined(address, job_name="over"):
+            pass
+        wait_until(
+            lambda: all(c.connections[0].news.jobs_served == 1 for c in clusters), "both have heard"
+        )
+        former.close()
+        wait_until(lambda: all(c.lost == [0] for c in clusters), "both have noticed")
+        later = serve_again(address[1])
+        threads = [
+            threading.Thread(target=c.await_servers, args=(Absences({}, 60.0),)) for c in clusters
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert later.status()["jobs"] == {"a": 0, "b": 1}
+        assert later.jobs_served == 1
+        with joined(address, job_name="new") as fresh:
+            assert fresh.job not in (0, 1)
+        for cluster in clusters:
+            cluster.close()
+        wait_until(lambda: later.jobs_served == 4, "all are over")
