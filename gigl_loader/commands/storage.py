@@ -120,8 +120,8 @@ def serve(args: argparse.Namespace) -> int:
     info = info_of_servers(args.num_servers, args.master_addr, args.master_port)
     with init_storage_process(
         args.rank, info, dataset, num_jobs=args.num_jobs or None, max_jobs=args.max_jobs,
-        tls_dir=args.tls, insecure=args.insecure, allow_samplers=args.allow_samplers, host=args.host,
-        port=args.port, timeout=args.timeout, network_timeout=args.network_timeout,
+        tls_dir=args.tls, insecure=args.insecure, allow_samplers=args.allow_samplers,
+        host=args.host, port=args.port, timeout=args.timeout, network_timeout=args.network_timeout,
         metrics_port=args.metrics_port, metrics_host=args.metrics_host,
         reconnect_timeout=args.reconnect_timeout,
     ) as server:  # fmt: skip

@@ -63,8 +63,8 @@ def joined(
 ) -> Iterator[Cluster]:  # fmt: skip
     """Give the cluster, as the only compute process of a job."""
     cluster = Cluster.join(
-        *address, job_name=job_name, rank=0, world_size=1, num_servers=num_servers, security=security,
-        timeout_s=60.0, patience_s=patience_s,
+        *address, job_name=job_name, rank=0, world_size=1, num_servers=num_servers,
+        security=security, timeout_s=60.0, patience_s=patience_s,
     )  # fmt: skip
     try:
         yield cluster

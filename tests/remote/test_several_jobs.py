@@ -52,9 +52,10 @@ def test_jobs_of_one_key_and_one_request_have_producers_of_their_own() -> None:
         assert not {*mine} & {*theirs}
         for endpoint in endpoints:
             assert len(endpoint.server.status()["producers"]) == 2
-        with pytest.raises(GiglLoaderError, match=r"client \(1, 0\) asked for what is .*'the same'"):
-            second.connection(0).call("start_new_epoch_sampling", producer_id=mine[0], epoch=0,
-                                      request=None).result(60)  # fmt: skip
+        with pytest.raises(GiglLoaderError, match=r"client \(1, 0\) asked .*'the same'"):
+            second.connection(0).call(
+                "start_new_epoch_sampling", producer_id=mine[0], epoch=0, request=None
+            ).result(60)
         first.close()
         for number, endpoint in enumerate(endpoints):
             wait_until(
@@ -82,10 +83,13 @@ def serve_again() -> Iterator[Callable[[int], Endpoint]]:
 @pytest.fixture(scope="module")
 def alone() -> list[dict[str, torch.Tensor]]:
     """An epoch of a job that nobody is beside."""
-    with storage(2) as endpoints, joined(endpoints[0].address, 2) as cluster:
-        with channel_of(cluster) as channel:
-            start(channel, 0, servers=2)
-            return take(channel)
+    with (
+        storage(2) as endpoints,
+        joined(endpoints[0].address, 2) as cluster,
+        channel_of(cluster) as channel,
+    ):
+        start(channel, 0, servers=2)
+        return take(channel)
 
 
 def _poison(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
@@ -95,11 +99,15 @@ def _poison(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
     connection.call(
         "start_new_epoch_sampling", producer_id=producer, epoch=0, request=None
     ).result(60)  # fmt: skip
-    with pytest.raises(GiglLoaderError, match="no luck with this batch"):
+
+    def fetch_all() -> None:
         for _ in range(3):
-            connection.call(
-                "fetch_one_sampled_message", producer_id=producer, consumer=0
-            ).result(60)
+            connection.call("fetch_one_sampled_message", producer_id=producer, consumer=0).result(
+                60
+            )
+
+    with pytest.raises(GiglLoaderError, match="no luck with this batch"):
+        fetch_all()
 
 
 def _ask_wrongly(cluster: Cluster, channel: RemoteReceivingChannel) -> None:

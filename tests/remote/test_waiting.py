@@ -37,8 +37,8 @@ def _server_0(num_servers, port=0, security=SECURITY, **how):
 
 def _join(port, timeout_s, num_servers=2, rank=1, world_size=2, security=SECURITY):
     return Cluster.join(
-        HOST, port, job_name="train", rank=rank, world_size=world_size, num_servers=num_servers, security=security,
-        timeout_s=timeout_s,
+        HOST, port, job_name="train", rank=rank, world_size=world_size, num_servers=num_servers,
+        security=security, timeout_s=timeout_s,
     )  # fmt: skip
 
 
@@ -69,8 +69,8 @@ def test_a_server_that_waits_for_others(caplog):
         with pytest.raises(PeerTimeoutError) as caught:
             _join(port, 1.4)
         missing = (
-            "1 of 2 compute processes of job 'train' are here; storage servers [1] have not loaded their "
-            "partitions yet"
+            "1 of 2 compute processes of job 'train' are here; storage servers [1] have not loaded "
+            "their partitions yet"
         )
         name = f"storage server 0 at 127.0.0.1:{port}"
         assert str(caught.value) == f"{name} did not let this process in within 1 s: {missing}"

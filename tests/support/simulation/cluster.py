@@ -392,8 +392,8 @@ class SimulatedJob:
     def _load(self, rank: Rank, world_size: int) -> None:
         size = self.size
         joined = Cluster.join(
-            "10.1.0.0", _PORT, job_name="train", rank=rank.number, world_size=world_size, num_servers=size.servers,
-            security=self._security, timeout_s=_JOIN_S,
+            "10.1.0.0", _PORT, job_name="train", rank=rank.number, world_size=world_size,
+            num_servers=size.servers, security=self._security, timeout_s=_JOIN_S,
         )  # fmt: skip
         self._clusters[rank.process] = joined
         try:
