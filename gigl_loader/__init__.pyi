@@ -31,6 +31,7 @@ from gigl_loader.device.prefetch import DevicePrefetcher as DevicePrefetcher
 from gigl_loader.errors import ConfigError as ConfigError
 from gigl_loader.errors import FileChangedError as FileChangedError
 from gigl_loader.errors import GiglLoaderError as GiglLoaderError
+from gigl_loader.errors import JobStoppedError as JobStoppedError
 from gigl_loader.errors import JoinRefusedError as JoinRefusedError
 from gigl_loader.errors import NativeLibraryError as NativeLibraryError
 from gigl_loader.errors import PeerError as PeerError

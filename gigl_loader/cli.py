@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("gigl_loader.commands.storage:serve_main", "serve a partition to compute processes"),
     "status": ("gigl_loader.commands.status:main", "print the health of a storage server"),
+    "stop-job": ("gigl_loader.commands.stop_job:main", "end a job on a graph store"),
     "certs": ("gigl_loader.commands.secrets:certs", "make a folder of certificates"),
     "token": ("gigl_loader.commands.secrets:token", "print a fresh cluster token"),
     "diagnose": ("gigl_loader.diagnose:main", "check this machine, and try a loader"),

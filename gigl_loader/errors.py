@@ -15,6 +15,7 @@
     |   +-- PeerLostError             a connection is over and could not be replaced
     |   +-- RemoteError               a call on a peer raised an error there
     |   +-- JoinRefusedError          one side of a connection refused the other
+    |   |   +-- JobStoppedError       the job was stopped by `gigl-loader stop-job`
     +-- ResourceError (OSError)       this machine is out of disk, or of files it may open
     +-- NativeLibraryError (RuntimeError)  a function of GLT's native library was called without it
     +-- ProtocolError (RuntimeError)  a message broke the wire contract: a bug in gigl_loader
@@ -178,6 +179,13 @@ class JoinRefusedError(PeerLostError):
     """One side of a connection refused the other; ``end`` gives the reason."""
 
     def __init__(self, text: str, end: str = "refused: token") -> None:
+        super().__init__(text, end)
+
+
+class JobStoppedError(JoinRefusedError):
+    """The job of this process was stopped on the graph store, by ``gigl-loader stop-job``."""
+
+    def __init__(self, text: str, end: str = "job over") -> None:
         super().__init__(text, end)
 
 

@@ -24,6 +24,7 @@ EXAMPLES: list[errors.GiglLoaderError] = [
     WorkerDiedError(0, 1, None),
     SamplingError("worker 1", "KeyError: 3", "Traceback"), RemoteError("server 0", "OSError"),
     PeerLostError("gone", "silent"), JoinRefusedError("no", "refused: mode"),
+    errors.JobStoppedError("job 'a' was stopped"),
     ResourceError(errno.ENOSPC, "full"),
 ]  # fmt: skip
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from gigl_loader.errors import (
     ConfigError,
+    JobStoppedError,
     JoinRefusedError,
     PeerError,
     PeerLostError,
@@ -35,7 +36,7 @@ from gigl_loader.errors import (
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, EndReason, Security
 from gigl_loader.transport.failures import fresh_copy
-from gigl_loader.wire.membership import Join, News, WaitReport, hear
+from gigl_loader.wire.membership import Join, News, WaitReport, hear, stopped_text
 from gigl_loader.wire.signatures import CALLS
 
 _log = logging.getLogger(__name__)
@@ -85,7 +86,8 @@ class ServerConnection:
         self._security, self.own_name = security, name
         self.session, self._patience_s = session, patience_s
         self._changed = threading.Condition()
-        self._error: ServerDiedError | UsageError | None = None
+        self._error: ServerDiedError | UsageError | JobStoppedError | None = None
+        self._job_name = ""
         self._refusal: Exception | None = None
         self._free: list[Caller] = []
         self._callers: dict[Caller, None] = {}
@@ -153,7 +155,7 @@ class ServerConnection:
         """Say goodbye and end. Idempotent."""
         self._end(UsageError(f"{self.name}: {reason}"))
 
-    def _end(self, error: ServerDiedError | UsageError) -> None:
+    def _end(self, error: ServerDiedError | UsageError | JobStoppedError) -> None:
         with self._changed:
             if self._error is None:
                 self._error = error
@@ -194,6 +196,7 @@ class ServerConnection:
             JoinRefusedError: The server refuses this process, or another service listens there.
             ConfigError: The host does not exist.
         """
+        self._job_name = join.job_name
         self._watch.connect(deadline, partial(self._wait_on, progress))
         if self._is_watched:  # a first attempt took too long
             return
@@ -230,6 +233,8 @@ class ServerConnection:
         with self._changed:
             self.news = news.sharing(self.news)
             self._changed.notify_all()
+        if self._job_name and news.stopped:
+            self._end(JobStoppedError(stopped_text(self._job_name)))
 
     def wait_until_in(
         self, is_in: Callable[[News], bool], deadline: float, timeout_s: float, progress: WaitReport

@@ -35,7 +35,7 @@ _MOST_DEPARTED = 10_000
 class Visitor:
     """A process that has not joined a job: all connections of one session.
 
-    Other clients are a job's, ``(job, rank)``, on whichever session they come.
+    Other clients are a job's, ``(JobId, rank)``, on whichever session they come.
     """
 
     session: str
@@ -44,6 +44,19 @@ class Visitor:
         # not the session, which is this process's only proof that it is the same one
         digest = hashlib.blake2b(self.session.encode(), digest_size=4).hexdigest()
         return f"visitor {digest}"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class JobId:
+    """A job: one start of those that have its name, one after another."""
+
+    name: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.name} (number {self.number})"
 
     __repr__ = __str__
 
@@ -78,8 +91,10 @@ class Member:
 
     @property
     def client(self) -> Hashable:
-        """Owner of its producers: (job, compute rank), and before its job begins a `Visitor`."""
-        return Visitor(self.session) if self.job is None else (self.job, self.join.rank)
+        """Owner of its producers: (`JobId`, rank), and before its job begins a `Visitor`."""
+        if self.job is None:
+            return Visitor(self.session)
+        return JobId(self.join.job_name, self.job), self.join.rank
 
     def wait(self, seen: int) -> "Future[News]":
         """Return the news as soon as they differ from those numbered ``seen``."""
@@ -289,8 +304,6 @@ class JobBook:
     """Whether the last client to leave was given up without a goodbye: its job may still live."""
     arrived: int = 0
     """Position of the gathering job in the order in which jobs arrived."""
-    why_over: str = ""
-    """Why its clients may not come back, if it was stopped."""
 
     @property
     def running(self) -> bool:
@@ -388,7 +401,7 @@ class JobBook:
 
     def end(self) -> list[Member]:
         """End the running job; return the clients of the next one, which have to join."""
-        self.job, self.world_size, self.unseen, self.why_over = None, None, set(), ""
+        self.job, self.world_size, self.unseen = None, None, set()
         queued, self.queued = self.queued, []
         return queued
 
@@ -432,8 +445,8 @@ class Jobs:
         self._max_jobs = max_jobs
         self._books: dict[str, JobBook] = {}
         self._arrivals = itertools.count()
-        self._over: dict[int, str] = {}
-        """Jobs that are over by number, and why they may not come back; empty: they may."""
+        self._over: dict[int, bool] = {}
+        """Jobs that are over by number, and whether they may come back."""
         self.latest = -1
         """The latest job number that was heard of: a restarted server 0 has counted none."""
         self.served = 0
@@ -477,17 +490,16 @@ class Jobs:
                     f"job {join.job} has the name {other.name!r}, and compute process {join.rank} "
                     f"says {join.job_name!r}: start the job again"
                 )
-        why = self._over.get(join.job)
         # This server may have been suspended for longer than its clients wait: when it continues,
         # all of them have hung up, and come back just after it has given them up.
-        if why is not None and (book.running or book.present):
-            why = why or "was away for too long"
-        if why is None and book.running:  # this server was restarted, and so was the job
-            why = f"was away while the job was started again, as number {book.job}"
-        if why:
+        may_go_on = self._over.get(join.job, True) and not book.running
+        if not may_go_on or (join.job in self._over and book.present):
+            what = "was away for too long"
+            if book.running:
+                what = f"was away while the job was started again, as number {book.job}"
             raise JoinRefusedError(
                 f"job {join.job} ({book.name!r}) of the storage cluster is over: compute process "
-                f"{join.rank} {why}; start the job again",
+                f"{join.rank} {what}; start the job again",
                 EndReason.JOB_OVER,
             )
         if self._over.pop(join.job, None) is not None:
@@ -526,12 +538,10 @@ class Jobs:
             book.leave(member)
             self._forget_if_empty(book)
 
-    def stop(self, name: str, why: str) -> list[Member]:
-        """Let no client of a job come back; return those that are here or wait, which must leave.
+    def stop(self, name: str) -> tuple[int | None, list[Member]]:
+        """Await nobody of a job; return its number, if it runs, and its clients, which must leave.
 
-        Args:
-            name: Name of the job.
-            why: Predicate for its clients' error.
+        Those that wait under its name are among them.
 
         Raises:
             ConfigError: There is no such job.
@@ -540,8 +550,12 @@ class Jobs:
         if book is None:
             jobs = ", ".join(map(repr, self._books)) or "none"
             raise ConfigError(f"there is no job {name!r}; jobs that run or gather: {jobs}")
-        book.why_over, book.unseen = why, set()
-        return [*book.present.values(), *book.queued]
+        clients = [*book.present.values(), *book.queued]
+        book.unseen, book.queued = set(), []
+        # those that run are its members until they have left
+        book.present = book.present if book.running else {}
+        self._forget_if_empty(book)
+        return book.job, clients
 
     def end_those_over(self, now: float = -math.inf) -> list[EndedJob]:
         """End the jobs of which all members have left; see `JobBook.is_over`."""
@@ -549,8 +563,8 @@ class Jobs:
 
     def _end(self, book: JobBook) -> EndedJob:
         assert book.job is not None, "it runs"
-        number, refused = book.job, []
-        self._over[number] = book.why_over or ("" if book.lapsed else "was away for too long")
+        number, refused = book.job, list[tuple[Member, ConfigError]]()
+        self._over[number] = book.lapsed
         while len(self._over) > _MOST_DEPARTED:
             del self._over[next(iter(self._over))]
         self.served += 1

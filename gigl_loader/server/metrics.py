@@ -6,7 +6,8 @@ They are the sums behind ``loader.stats()``, under the same names: ``batches`` i
 
 import logging
 import threading
-from collections import defaultdict
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,12 @@ _PREFIX = "gigl_loader_"
 _REQUEST_S = 10.0
 """Seconds that one scrape may take, TLS included, however slowly its bytes come."""
 _PAST = "past"
+_NO_JOB = ""
+"""Name under which the producers of processes that have not joined a job are counted."""
+_MOST_JOBS = 1000
+"""Most names of jobs whose sums are kept."""
+_RATE_S = 10.0
+"""Seconds over which a rate is measured."""
 
 COUNTERS = {
     "batches": "batches handed to compute processes",
@@ -50,23 +57,32 @@ def metric_name(name: str) -> str:
 
 
 class ServerCounts:
-    """Sums of the batches that a server handed out, over all producers; safe in threads."""
+    """Sums of the batches that a server handed out, by the name of the job; safe in threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = BatchCounts()
+        self._jobs: dict[str, _JobCounts] = {_NO_JOB: _JobCounts()}
 
-    def add(self, stats: dict[str, Any], producer: int) -> None:
-        """Count one batch of a producer."""
+    def add(self, stats: dict[str, Any], job: str, producer: int) -> None:
+        """Count one batch of a producer of ``job``."""
         with self._lock:
+            of_job = self._jobs.get(job)
+            if of_job is None:
+                # Prometheus keeps a series for each name that it has seen
+                while len(self._jobs) > _MOST_JOBS:
+                    del self._jobs[next(name for name in self._jobs if name != _NO_JOB)]
+                of_job = self._jobs[job] = _JobCounts()
             # each producer numbers its workers from 0, so the number alone would mix the times of
             # several
-            self._counts.count(stats, (producer, stats.get("worker", 0)), producer)
+            of_job.counts.count(stats, (producer, stats.get("worker", 0)), producer)
+            of_job.add_seeds(stats.get("seeds", 0), time.monotonic())
 
-    def forget(self, producer: int) -> None:
+    def forget(self, job: str, producer: int) -> None:
         """Keep the sums of a producer that ended, and nothing else of it."""
-        counts = self._counts
         with self._lock:
+            if job not in self._jobs:
+                return
+            counts = self._jobs[job].counts
             # A list, since the loop removes keys. The sums are kept, as a falling counter means a
             # restart to Prometheus; the keys are removed, or a server of many jobs would grow with
             # each of them.
@@ -77,37 +93,79 @@ class ServerCounts:
             replaced = counts.restarts.pop(producer, 0)
             counts.restarts[_PAST] = counts.restarts.get(_PAST, 0) + replaced
 
-    def totals(self) -> dict[str, Any]:
-        """Return the sums, by the names of `COUNTERS`."""
+    def totals(self) -> dict[str, dict[str, Any]]:
+        """Return the sums of each job, by the names of `COUNTERS`; of no job under ``""``."""
         with self._lock:
-            counts = self._counts
-            busy: dict[int, float] = defaultdict(float)
-            for (_, worker), seconds in counts.busy_s.items():
-                busy[worker] += seconds
-            return {
-                "batches": counts.batches,
-                "seeds": counts.seeds,
-                "bytes": counts.nbytes,
-                "sample_s": counts.sample_s,
-                "gather_s": counts.gather_s,
-                "worker_busy_s": dict(sorted(busy.items())),
-                "restarts": sum(counts.restarts.values()),
-            }
+            return {name: _sums(job.counts) for name, job in self._jobs.items()}
+
+    def seeds_per_s(self, job: str) -> float:
+        """Return the seeds per second of a job over the last seconds."""
+        with self._lock:
+            return self._jobs[job].seeds_per_s(time.monotonic()) if job in self._jobs else 0.0
 
 
-def figures(status: dict[str, Any]) -> dict[str, Any]:
-    """Return all exported figures of `DistServer.status` by name."""
-    producers = status["producers"].values()
+class _JobCounts:
+    """Sums of one job, and its seeds in the last seconds."""
+
+    def __init__(self) -> None:
+        self.counts = BatchCounts()
+        self._seeds: deque[tuple[float, int]] = deque()
+        """Seeds of each tenth of the last seconds, with the time at which it began."""
+
+    def add_seeds(self, seeds: int, now: float) -> None:
+        """Count seeds that were handed out at ``now``."""
+        if not self._seeds or now - self._seeds[-1][0] > _RATE_S / 10:
+            self._seeds.append((now, 0))
+        began, sum_of_tenth = self._seeds[-1]
+        self._seeds[-1] = began, sum_of_tenth + seeds
+        self._drop_old(now)
+
+    def seeds_per_s(self, now: float) -> float:
+        """Return the rate over the last `_RATE_S`, or since it began if that is less."""
+        self._drop_old(now)
+        if not self._seeds:
+            return 0.0
+        # at least a second, as the first batches come at once
+        return sum(seeds for _, seeds in self._seeds) / max(now - self._seeds[0][0], 1.0)
+
+    def _drop_old(self, now: float) -> None:
+        while self._seeds and now - self._seeds[0][0] > _RATE_S:
+            self._seeds.popleft()
+
+
+def _sums(counts: BatchCounts) -> dict[str, Any]:
+    busy: dict[int, float] = defaultdict(float)
+    for (_, worker), seconds in counts.busy_s.items():
+        busy[worker] += seconds
     return {
-        **status["totals"],
+        "batches": counts.batches,
+        "seeds": counts.seeds,
+        "bytes": counts.nbytes,
+        "sample_s": counts.sample_s,
+        "gather_s": counts.gather_s,
+        "worker_busy_s": dict(sorted(busy.items())),
+        "restarts": sum(counts.restarts.values()),
+    }
+
+
+def figures(status: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the exported figures of `DistServer.status`: the server's, and those of each job."""
+    own = {
         "jobs_served": status.get("jobs_served", 0),
         "refused": status.get("refused", 0),
-        "queue_depth": sum(producer["queued_batches"] for producer in producers),
-        "queue_bytes": sum(producer["queued_bytes"] for producer in producers),
-        "clients": len(status.get("clients", ())),
-        "producers": len(status["producers"]),
         "serving": int(status["health"] == "serving"),
     }
+    jobs: dict[str, dict[str, Any]] = {}
+    for name in {**status["totals"], **status["jobs"]}:
+        of_job = status["jobs"].get(name, {})
+        jobs[name] = {
+            **status["totals"].get(name, _sums(BatchCounts())),
+            "queue_depth": of_job.get("queued_batches", 0),
+            "queue_bytes": of_job.get("queued_bytes", 0),
+            "clients": len(of_job.get("ranks", ())),
+            "producers": len(of_job.get("producers", ())),
+        }
+    return own, jobs
 
 
 class MetricsListener:
@@ -154,22 +212,29 @@ class MetricsListener:
         _log.info("metrics at %s:%d/metrics", host, self.port)
 
     def collect(self) -> Iterator[Any]:
-        """Yield a family for each figure at a scrape; the label ``server`` is the server's rank."""
+        """Yield a family for each figure at a scrape.
+
+        The label ``server`` is the server's rank, ``job`` the name of a job; empty: of no job.
+        """
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         # one status for all figures, so that they belong to one moment and the server's locks are
         # taken once
         status = self._status()
-        values = figures(status)
+        own, jobs = figures(status)
         rank = str(status["server_rank"])
         for names, kind in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
             for name, text in names.items():
-                value = values[name]
-                labels = ["server", "worker"] if isinstance(value, dict) else ["server"]
+                labels = ["server"] if name in own else ["server", "job"]
+                labels += ["worker"] if name == "worker_busy_s" else []
                 family = kind(metric_name(name), text, labels=labels)
-                rows = value.items() if isinstance(value, dict) else [(None, value)]
-                for worker, figure in rows:
-                    family.add_metric([rank] if worker is None else [rank, str(worker)], figure)
+                if name in own:
+                    family.add_metric([rank], own[name])
+                for job, values in jobs.items() if name not in own else ():
+                    value = values[name]
+                    rows = value.items() if isinstance(value, dict) else [("", value)]
+                    for worker, figure in rows:
+                        family.add_metric([rank, job, str(worker)][: len(labels)], figure)
                 yield family
 
     def close(self) -> None:

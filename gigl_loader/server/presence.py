@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
-from gigl_loader.errors import ConfigError, GiglLoaderError, ServerDiedError
+from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError, ServerDiedError
 from gigl_loader.server.batch_sender import BatchSender
 from gigl_loader.server.jobs import (
     Attendance,
@@ -25,7 +25,15 @@ from gigl_loader.server.server_rendezvous import RendezvousTable
 from gigl_loader.server.service import StorageService
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Caller, EndReason, Peer, Security
-from gigl_loader.wire.membership import Join, News, Role, Watch, check_figures, check_same
+from gigl_loader.wire.membership import (
+    Join,
+    News,
+    Role,
+    Watch,
+    check_figures,
+    check_same,
+    stopped_text,
+)
 from gigl_loader.wire.requests import Addresses, Runs
 
 _log = logging.getLogger(__name__)
@@ -37,6 +45,8 @@ _GRACE_S = 30.0
 """Seconds that clients may take to leave after a server was lost."""
 _HEAR_S = 1.0
 """Longest wait for servers to learn that the jobs are over; a stopped one never does."""
+_MOST_STOPPED = 100
+"""Most stopped jobs to remember."""
 _STATUS_S_PER_MEMBER = 0.005
 """Seconds between two messages about missing members, for each waiting one; with 200 of them there
 is one every second."""
@@ -82,6 +92,8 @@ class Presence:
         self._refused = RefusedJoins()
         self._sender = BatchSender(server)
         self._rendezvous = RendezvousTable(server.num_servers)
+        self._stopped: tuple[int, ...] = ()
+        """Numbers of jobs that were stopped, the latest last."""
         self.error: ServerDiedError | None = None
         """Why serving ended early."""
         self._error_time = 0.0
@@ -250,6 +262,8 @@ class Presence:
             raise self.error
         check_figures(join, self.server.server_rank, self.server.num_servers)
         check_same(join, self.server.server_rank, self.cluster, self.graph)
+        if join.role is Role.CLIENT and join.job in self._stopped:
+            raise JobStoppedError(stopped_text(join.job_name))
         for member in (
             self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ()
         ):
@@ -320,6 +334,8 @@ class Presence:
         texts = self._jobs.describe({*never_came, *self._servers_known.away})
         away = tuple(self._servers_known.away)
         for member in members:
+            if member.join.role is Role.SERVER:
+                member.tell(stopped=self._stopped)
             status = texts.get(member.join.job_name, "") if member.job is None else ""
             member.tell(
                 status=status, jobs_served=self.jobs_served, lost=lost, away=away,
@@ -340,6 +356,8 @@ class Presence:
             visit_is_over = self._visits.ended(peer.session, end, time.monotonic())
         if left is not None:
             self._note_departure(left)
+        with self._asked_again:
+            self._asked_again.notify_all()
         if visit_is_over:
             self._end_visit(peer.session)
 
@@ -427,6 +445,44 @@ class Presence:
             self._refused.add(member.name, error)
             member.tell(refused=str(error))
 
+    # -- stopped jobs -----------------------------------------------------------------------------
+
+    def stop_job(self, name: str) -> int:
+        """End a job on all servers; see `DistServer.stop_job`."""
+        if self.server.server_rank != 0:
+            raise ConfigError(
+                f"this is storage server {self.server.server_rank}: server 0 stops jobs"
+            )
+        with self._lock:
+            number, members = self._jobs.stop(name)
+            _log.warning("job %r is stopped: it has %d compute processes", name, len(members))
+            if number is not None:
+                # the latest are enough: a process does not come back after hours
+                self._stopped = (*self._stopped, number)[-_MOST_STOPPED:]
+            # servers that are told end the job's producers there
+            self._tell_all()
+        self._dismiss(members)
+        with self._lock:  # it may have ranks that were not seen yet, and none that is here
+            self._end_jobs()
+        return len(members)
+
+    def _dismiss(self, members: Sequence[Member]) -> None:
+        """Tell clients that their job was stopped, and free what they have here."""
+        with self._asked_again:
+            for member in members:
+                member.why_gone = "was stopped"
+                if member.job is None:
+                    member.tell(refused=stopped_text(member.join.job_name))
+                else:
+                    member.tell(stopped=(member.job,))
+            # those that hear leave by themselves, and know why when their producers end
+            here = self._attendance.members
+            self._asked_again.wait_for(
+                lambda: not any(m.session in here and m.gone_at is None for m in members), _HEAR_S
+            )
+        for member in members:
+            self._note_departure(member)
+
     # -- losses -----------------------------------------------------------------------------------
 
     def lose(self, why: str) -> None:
@@ -480,6 +536,14 @@ class Presence:
         self._jobs.served = news.jobs_served
         if news.cluster and not self.cluster:
             self._belong(news.cluster)
+        with self._lock:
+            fresh, self._stopped = {*news.stopped} - {*self._stopped}, news.stopped
+            members = [m for m in self._attendance.members.values() if m.job in fresh]
+        if members:  # in a thread: the next news must not wait for them
+            new_thread(
+                target=self._dismiss, args=(members,), name="end of a stopped job",
+                on_death=nothing_hangs_on_it,
+            ).start()  # fmt: skip
         if news.lost is not None or news.refused is not None:
             self.lose(news.lost or news.refused or "")
 

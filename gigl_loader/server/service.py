@@ -35,7 +35,7 @@ from gigl_loader.memory.same_host import OwnHostProof, SameHostProof
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import SamplerOptions, SourceOptions
 from gigl_loader.server.glt_answers import reader_of
-from gigl_loader.server.jobs import Visitor, scope_of
+from gigl_loader.server.jobs import JobId, scope_of
 from gigl_loader.server.metrics import ServerCounts
 from gigl_loader.server.partition_answers import PartitionAnswers
 from gigl_loader.server.producer_table import (
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 # Not an argument: the methods of `CALLS` have a field of the request for each parameter, and a
 # client must not choose its own identity.
 caller: ContextVar[Hashable] = ContextVar("caller", default=THIS_PROCESS)
-"""The client whose request is being served: ``(job, rank)``, or a `Visitor`."""
+"""The client whose request is being served: ``(JobId, rank)``, or a `Visitor`."""
 
 _OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER, _SEEDS = "over", "seeds"
@@ -121,6 +121,8 @@ class StorageService(PartitionAnswers, DistServer):
         self._counts = ServerCounts()
         self.connections: Callable[[], dict[str, Any]] = dict
         """Returns the connected processes; the endpoint sets it."""
+        self.stops: Callable[[str], int] | None = None
+        """Stops a job by name; the endpoint sets it."""
 
     # -- producers ------------------------------------------------------------------------------
 
@@ -205,7 +207,7 @@ class StorageService(PartitionAnswers, DistServer):
         key = options.worker_key or f"producer {number}"
         return SharedProducer(
             key, producer, memory, request, clients, parse_size(options.buffer_size, "buffer_size"),
-            count=partial(self._counts.add, producer=number),
+            count=partial(self._counts.add, job=_job_of(client), producer=number),
         )  # fmt: skip
 
     def _whole_input(
@@ -350,7 +352,7 @@ class StorageService(PartitionAnswers, DistServer):
         if shared is not None:
             # first, as batches are counted until then, and would enter the producer's sums again
             shared.close(linger_s)
-            self._counts.forget(producer_id)
+            self._counts.forget(_job_of(shared.clients[0]), producer_id)
             _log.info(
                 "server %d: producer %d (%r) ended", self.server_rank, producer_id, shared.key
             )
@@ -474,7 +476,33 @@ class StorageService(PartitionAnswers, DistServer):
             "totals": self._counts.totals(),
             "starting_producers": starting,
             **connections,
+            "jobs": self._jobs(connections.get("jobs", {}), shared, producers),
         }
+
+    def _jobs(
+        self, ranks: dict[str, list[int]], shared: dict[int, SharedProducer],
+        states: dict[int, dict[str, Any]],
+    ) -> dict[str, dict[str, Any]]:  # fmt: skip
+        """Return the state of each job by name, and under an empty one that of other clients."""
+        numbers: dict[str, list[int]] = {name: [] for name in ("", *ranks)}
+        for number, producer in shared.items():
+            numbers.setdefault(_job_of(producer.clients[0]), []).append(number)
+        return {
+            name: {
+                "ranks": ranks.get(name, []),
+                "producers": mine,
+                "seeds_per_s": self._counts.seeds_per_s(name),
+                "queued_batches": sum(states[number]["queued_batches"] for number in mine),
+                "queued_bytes": sum(states[number]["queued_bytes"] for number in mine),
+            }
+            for name, mine in numbers.items()
+        }
+
+    @override
+    def stop_job(self, name: str) -> int:
+        if self.stops is None:
+            raise ConfigError(f"storage server {self.server_rank} serves no jobs")
+        return self.stops(name)
 
     @override
     def get_free_ports(self, num_ports: int) -> list[int]:
@@ -487,11 +515,17 @@ class StorageService(PartitionAnswers, DistServer):
         return os.getpid()
 
 
+def _job_of(client: Hashable) -> str:
+    """Return the name of a client's job; empty: it belongs to none."""
+    scope = scope_of(client)
+    return scope.name if isinstance(scope, JobId) else ""
+
+
 def _name_of(request: ProducerRequest) -> str:
     """Return the name of a request among those of all jobs, the same on all servers; or none."""
     scope = scope_of(caller.get())
     # a visitor's session may differ from server to server
-    job = "" if scope is None or isinstance(scope, Visitor) else scope
+    job = scope if isinstance(scope, JobId) else ""
     return f"{job}/{request.request_id}" if request.request_id else ""
 
 

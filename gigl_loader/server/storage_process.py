@@ -95,7 +95,7 @@ class Endpoint(Presence):
         max_jobs: int = MAX_JOBS,
     ) -> None:
         super().__init__(server, security, num_jobs, max_jobs, leader, patience_s, rejoin_s)
-        server.connections = self.status
+        server.connections, server.stops = self.status, self.stop_job
         if server.num_servers > 1:
             server.meet = self._meet
         self._listener = Listener(
@@ -227,17 +227,20 @@ class Endpoint(Presence):
                 "clients": clients,
                 "servers": sorted(self._attendance.servers),
                 "cluster": self.cluster,
-                "jobs": self._numbers_of_jobs(),
+                "jobs": self._ranks_by_job(),
                 "jobs_served": self.jobs_served,
                 "refused": refused,
                 "lost": None if self.error is None else str(self.error),
                 "away": self._away(),
             }
 
-    def _numbers_of_jobs(self) -> dict[str, int]:
-        """Return the number of each job that has clients here, by name."""
-        members = self._attendance.members.values()
-        return {m.join.job_name: m.job for m in members if m.job is not None}
+    def _ranks_by_job(self) -> dict[str, list[int]]:
+        """Return which ranks of each job are here, by name."""
+        jobs: dict[str, list[int]] = {}
+        for member in self._attendance.members.values():
+            if member.job is not None:
+                jobs.setdefault(member.join.job_name, []).append(member.join.rank)
+        return {name: sorted(ranks) for name, ranks in jobs.items()}
 
     # -- end --------------------------------------------------------------------------------------
 

@@ -78,6 +78,11 @@ def check_job_name(name: str) -> None:
         )
 
 
+def stopped_text(name: str) -> str:
+    """Return the text of `JobStoppedError` for the clients of a job."""
+    return f"job {name!r} was stopped on the storage cluster, by `gigl-loader stop-job`"
+
+
 def check_figures(join: Join, server: int, num_servers: int) -> None:
     """Refuse a process that expects other servers than ``server``, or connects to the wrong one.
 
@@ -177,6 +182,8 @@ class News:
     """Which storage server was lost, as text; None: none was."""
     refused: str | None = None
     """Why the process is refused for the next job."""
+    stopped: tuple[int, ...] = ()
+    """Numbers of jobs that were stopped, the latest last; for a client, of its own alone."""
 
     def sharing(self, former: "News") -> "News":
         """Return equal news that share equal values with the former ones."""

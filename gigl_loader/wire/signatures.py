@@ -360,6 +360,18 @@ class DistServer(PartitionSignatures):
 
     @served
     @abstractmethod
+    def stop_job(self, name: str) -> int:
+        """End a job; its compute processes raise `JobStoppedError`. Only server 0 does that.
+
+        Returns:
+            How many compute processes it had, those included that waited under its name.
+
+        Raises:
+            ConfigError: There is no such job, or this is another server.
+        """
+
+    @served
+    @abstractmethod
     def get_free_ports(self, num_ports: int) -> list[int]:
         """Return ports that are free on this server at this moment."""
 

@@ -100,10 +100,15 @@ def _check_state(server, folder):
     wait_until(is_full, "the workers have sampled all that they may")
     found = status()
     producers, totals = found.pop("producers"), found.pop("totals")
-    assert totals["batches"] > 0
+    jobs = found.pop("jobs")
+    (job,) = jobs.keys() - {""}
+    assert totals[job]["batches"] > 0
+    assert jobs[job]["ranks"] == [0, 1]
+    assert sorted(jobs[job]["producers"]) == sorted(producers)
+    assert jobs[job]["queued_bytes"] == sum(one["queued_bytes"] for one in producers.values())
+    assert jobs[job]["seeds_per_s"] > 0
     assert 0 < found.pop("uptime_s") < 300
     assert len(found.pop("cluster")) == 16
-    assert list(found.pop("jobs").values()) == [0]
     assert found == {
         "health": "serving", "server_rank": server, "num_servers": 2,
         "pid": request_server(server, DistServer.ping),
@@ -112,7 +117,9 @@ def _check_state(server, folder):
         "clients": [0, 1], "servers": [1] if server == 0 else [], "jobs_served": 0,
         "refused": 0, "lost": None, "away": {},
     }  # fmt: skip
-    assert sorted(one["consumers"] for one in producers.values()) == [["(0, 0)"], ["(0, 1)"]]
+    assert sorted(one["consumers"] for one in producers.values()) == [
+        [f"({job} (number 0), {rank})"] for rank in (0, 1)
+    ]
     assert sorted(one["key"][-6:] for one in producers.values()) == ["rank 0", "rank 1"]
     for one in producers.values():
         assert one["failed"] is None

@@ -161,23 +161,24 @@ def test_more_jobs_than_are_served_at_once_begin_as_they_arrived() -> None:
     assert jobs.served == 2
 
 
-def test_a_job_that_was_stopped_does_not_come_back() -> None:
-    members, queued = [client(0), client(1)], client(0)
+def test_of_a_job_that_is_stopped_nobody_is_awaited() -> None:
+    members, queued = [client(0, job=7), client(1, job=7)], client(0)
     other = client(0, 1, name="other")
-    jobs = joined(*members, other)
+    jobs = joined(other)
     jobs.begin()
+    jobs.readmit(members[0], others_until=100.0)
+    jobs.heard_of(7)
     jobs.join(queued)
-    assert jobs.stop("train", "was stopped") == [*members, queued]
-    for member in members:
-        member.gone_at = 1.0  # they may not even say goodbye
-    assert leave(jobs, *members, queued) == [("train", 0)]
-    with pytest.raises(PeerError, match=r"job 0 .*: compute process 1 was stopped"):
-        jobs.readmit(client(1, job=0), others_until=100.0)
+    assert jobs.stop("train") == (7, [members[0], queued])
+    assert leave(jobs, members[0], queued) == [("train", 7)]
     assert jobs.num_running == 1, "the other one"
     with pytest.raises(ConfigError, match=r"there is no job 'train'; .*: 'other'"):
-        jobs.stop("train", "was stopped")
+        jobs.stop("train")
+    jobs.join(queued)
+    assert jobs.stop("train") == (None, [queued])
+    leave(jobs, queued)
     jobs.join(client(0, 1))
-    assert begun(jobs) == [("train", 2, [0])], "its name may be used again"
+    assert begun(jobs) == [("train", 8, [0])], "its name may be used again"
 
 
 def test_a_number_has_one_name() -> None:

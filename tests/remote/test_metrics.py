@@ -30,6 +30,7 @@ from gigl_loader.server.metrics import (
     GAUGES,
     MetricsListener,
     ServerCounts,
+    _JobCounts,
     metric_name,
 )
 from gigl_loader.transport import Security
@@ -43,6 +44,7 @@ ANYWHERE = "0.0.0.0"
 """All addresses of this machine: beyond loopback, too."""
 EMPTY: dict[str, Any] = {
     "server_rank": 3, "producers": {}, "totals": ServerCounts().totals(), "health": "serving",
+    "jobs": {},
 }  # fmt: skip
 
 
@@ -60,14 +62,15 @@ def _listening(
 
 
 def _read(url: str, context: ssl.SSLContext | None = None) -> dict[str, dict[str, float]]:
-    """Return the values by name and worker (or "")."""
+    """Return the values by name, and by job and worker, as far as there are any."""
     with urllib.request.urlopen(url, timeout=60, context=context) as answer:
         text = answer.read().decode()
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             assert "server" in sample.labels
-            found.setdefault(sample.name, {})[sample.labels.get("worker", "")] = sample.value
+            labels = [sample.labels.get(name, "") for name in ("job", "worker")]
+            found.setdefault(sample.name, {})[" ".join(filter(None, labels))] = sample.value
     return found
 
 
@@ -80,29 +83,29 @@ def test_an_epoch_is_counted() -> None:
         joined(endpoint.address) as cluster,
     ):
         before = _read(f"http://{url}")
-        assert before["gigl_loader_batches_total"] == {"": 0.0}
-        assert before["gigl_loader_clients"] == {"": 1.0}
+        assert before["gigl_loader_batches_total"] == {"": 0.0, "train": 0.0}
+        assert before["gigl_loader_clients"] == {"": 0.0, "train": 1.0}
         with channel_of(cluster) as channel:
             start(channel, 0)
             assert len(take(channel)) == 30
             found = _read(f"http://{url}")
-            assert found["gigl_loader_producers"] == {"": 1.0}
-        totals = endpoint.server.status()["totals"]
+            assert found["gigl_loader_producers"] == {"": 0.0, "train": 1.0}
+        totals = endpoint.server.status()["totals"]["train"]
         (number,) = endpoint.server.status()["producers"]
         endpoint.server.destroy_sampling_producer(number)
         after = _read(f"http://{url}")
-    assert found["gigl_loader_batches_total"] == {"": 30.0}
-    assert found["gigl_loader_seeds_total"] == {"": 60.0}
-    assert found["gigl_loader_bytes_total"][""] > 60 * 8
-    assert found["gigl_loader_restarts_total"] == {"": 0.0}
+    assert found["gigl_loader_batches_total"] == {"": 0.0, "train": 30.0}
+    assert found["gigl_loader_seeds_total"] == {"": 0.0, "train": 60.0}
+    assert found["gigl_loader_bytes_total"]["train"] > 60 * 8
+    assert found["gigl_loader_restarts_total"] == {"": 0.0, "train": 0.0}
     assert found["gigl_loader_serving"] == {"": 1.0}
     stages = (
-        found["gigl_loader_sample_seconds_total"][""],
-        found["gigl_loader_gather_seconds_total"][""],
+        found["gigl_loader_sample_seconds_total"]["train"],
+        found["gigl_loader_gather_seconds_total"]["train"],
     )
     assert min(stages) > 0
-    assert 0 < found["gigl_loader_worker_busy_seconds_total"]["0"] <= sum(stages) * 1.0001
-    assert after["gigl_loader_producers"] == {"": 0.0}
+    assert 0 < found["gigl_loader_worker_busy_seconds_total"]["train 0"] <= sum(stages) * 1.0001
+    assert after["gigl_loader_producers"] == {"": 0.0, "train": 0.0}
     for name in COUNTERS:
         assert after[metric_name(name)] == pytest.approx(found[metric_name(name)]), name
     assert totals["batches"] == 30
@@ -142,16 +145,37 @@ def test_sums_of_producers_that_ended_are_kept() -> None:
                 "worker": worker, "seeds": 4, "nbytes": 100, "sample_s": 2.0, "gather_s": 1.0,
                 "ended_ns": 10**12, "restarts": producer,
             }  # fmt: skip
-            counts.add(stats, producer)
+            counts.add(stats, "train", producer)
     before = counts.totals()
-    assert before == {
+    assert before[""]["batches"] == 0
+    assert before["train"] == {
         "batches": 6, "seeds": 24, "bytes": 600, "sample_s": 12.0, "gather_s": 6.0,
         "worker_busy_s": {0: 9.0, 1: 9.0}, "restarts": 3,
     }  # fmt: skip
-    counts.forget(2)
-    counts.forget(0)
+    counts.forget("train", 2)
+    counts.forget("train", 0)
     assert counts.totals() == before
-    assert all(producer in (1, "past") for producer, _ in counts._counts.busy_s)
+    assert all(producer in (1, "past") for producer, _ in counts._jobs["train"].counts.busy_s)
+
+
+def test_the_rate_of_a_job_is_that_of_the_last_seconds() -> None:
+    job = _JobCounts()
+    assert job.seeds_per_s(0.0) == 0.0
+    for step in range(200):
+        job.add_seeds(5, step / 10)
+    assert job.seeds_per_s(20.0) == pytest.approx(50.0, rel=0.03)
+    assert len(job._seeds) < 20
+    assert job.seeds_per_s(25.0) == pytest.approx(25.0, rel=0.1)
+    assert job.seeds_per_s(100.0) == 0.0
+
+
+def test_names_without_end_do_not_fill_the_memory(constants: SetConstants) -> None:
+    constants("gigl_loader.server.metrics", _MOST_JOBS=3)
+    counts = ServerCounts()
+    for number in range(10):
+        counts.add({"seeds": 1}, f"job {number}", number)
+    assert list(counts.totals()) == ["", "job 7", "job 8", "job 9"]
+    counts.forget("job 0", 0)
 
 
 def test_who_may_read(tmp_path: Path) -> None:

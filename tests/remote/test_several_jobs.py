@@ -15,7 +15,8 @@ from support.glt import RemoteDistSamplingWorkerOptions
 from gigl_loader import CustomSamplerOptions
 from gigl_loader.client.absences import Absences
 from gigl_loader.client.storage_cluster import Cluster
-from gigl_loader.errors import GiglLoaderError
+from gigl_loader.commands import stop_job
+from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError
 from gigl_loader.graph_store import RemoteReceivingChannel
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
@@ -52,7 +53,7 @@ def test_jobs_of_one_key_and_one_request_have_producers_of_their_own() -> None:
         assert not {*mine} & {*theirs}
         for endpoint in endpoints:
             assert len(endpoint.server.status()["producers"]) == 2
-        with pytest.raises(GiglLoaderError, match=r"client \(1, 0\) asked .*'the same'"):
+        with pytest.raises(GiglLoaderError, match=r"client \(second \(number 1\), 0\) asked"):
             second.connection(0).call(
                 "start_new_epoch_sampling", producer_id=mine[0], epoch=0, request=None
             ).result(60)
@@ -170,6 +171,53 @@ def test_a_job_beyond_the_most_waits_and_is_told_why() -> None:
         wait_until(lambda: endpoint.jobs_served == 3, "all are over")
 
 
+def test_a_job_that_is_stopped_ends_with_a_named_error_and_no_other_does(
+    alone: list[dict[str, torch.Tensor]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with storage(2) as endpoints, ExitStack() as stack:
+        address = endpoints[0].address
+        where = f"{address[0]}:{address[1]}"
+        well, ill, waits = (
+            stack.enter_context(joined(address, 2, job_name="well")),
+            stack.enter_context(joined(address, 2, job_name="ill")),
+            stack.enter_context(ThreadPoolExecutor(1)),
+        )
+        channel = stack.enter_context(channel_of(well))
+        other = stack.enter_context(channel_of(ill))
+        start(channel, 0, servers=2)
+        start(other, 0, servers=2)
+        batches = take(channel, 3)
+        take(other, 3)
+
+        def queue() -> None:
+            with joined(address, 2, job_name="ill"):
+                pass
+
+        queued = waits.submit(queue)
+        wait_until(lambda: endpoints[0].status()["clients"] == [0, 0, 0], "the next one waits")
+        assert stop_job.main(["ill", where]) == 0
+        assert "job 'ill' is stopped: it had 2 compute processes" in capsys.readouterr().out
+        with pytest.raises(JobStoppedError, match="job 'ill' was stopped .* by `gigl-loader stop"):
+            take(other)
+        with pytest.raises(ConfigError, match="job 'ill' was stopped"):
+            queued.result(60)
+        for endpoint in endpoints:
+            wait_until(
+                lambda e=endpoint: len(e.server.status()["producers"]) == 1, "its producer ended"
+            )
+        with pytest.raises(JobStoppedError):  # it does not come back
+            ill.await_servers(Absences({}, 60.0))
+        batches += take(channel)
+        assert _equal(batches, alone)
+        wait_until(lambda: endpoints[0].jobs_served == 1, "it is over")
+        assert stop_job.main(["ill", where]) != 0
+        assert "there is no job 'ill'; jobs that run or gather: 'well'" in capsys.readouterr().err
+        with pytest.raises(ConfigError, match="this is storage server 1: server 0 stops jobs"):
+            well.connection(1).call("stop_job", name="well").result(60)
+        with joined(address, 2, job_name="ill") as again:
+            assert again.job == 2, "its name may be used again"
+
+
 def test_a_restarted_server_0_learns_of_the_jobs_by_those_who_come_back(
     serve_again: Callable[[int], Endpoint],
 ) -> None:
@@ -194,7 +242,8 @@ def test_a_restarted_server_0_learns_of_the_jobs_by_those_who_come_back(
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert later.status()["jobs"] == {"a": 0, "b": 1}
+        assert later.status()["jobs"] == {"a": [0], "b": [0]}
+        assert [c.job for c in clusters] == [0, 1]
         assert later.jobs_served == 1
         with joined(address, job_name="new") as fresh:
             assert fresh.job not in (0, 1)

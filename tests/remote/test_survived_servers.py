@@ -122,7 +122,10 @@ def _train(info, rank: int, folder: str, events: list[Event]) -> None:
     with make() as loader:
         expected = _digests(loader)
     servers = info.num_storage_nodes
-    sampled = [request_server(s, DistServer.status)["totals"]["batches"] for s in range(servers)]
+    (job,) = request_server(0, DistServer.status)["totals"].keys() - {""}
+    sampled = [
+        request_server(s, DistServer.status)["totals"][job]["batches"] for s in range(servers)
+    ]
     assert sampled == [3 * len(range(server, 30, servers)) for server in range(servers)], "spread"
 
     script = _Script(folder, events)
