@@ -115,8 +115,9 @@ FACES = {
         "payload": "pack_batch unpack_batch wire_bytes",
         # who takes part
         "info": "GraphStoreInfo info_of_servers",
-        "membership": "Join MOST_RANKS News PATIENCE_S Role WaitReport Watch check_figures "
-        "check_patience check_same hear",
+        "membership": "Join MAX_JOBS MOST_RANKS News PATIENCE_S Role WaitReport Watch "
+        "check_figures check_job_name check_max_jobs check_patience check_same hear "
+        "stopped_text",
     },
     "rowcache": {
         # the cache of a machine, and its size

@@ -50,6 +50,7 @@ from gigl_loader.sizes import parse_size
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.source.held_seeds import HeldSeeds
 from gigl_loader.source.sampled_input import check_columns, seed_or_drawn
+from gigl_loader.system import usable_cpus
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, free_ports
 from gigl_loader.wire.membership import MOST_RANKS
@@ -57,6 +58,7 @@ from gigl_loader.wire.requests import EpochRequest, FetchRequest, ProducerReques
 from gigl_loader.wire.signatures import DistServer
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.rendezvous import Rendezvous
+from gigl_loader.workers.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +121,10 @@ class StorageService(PartitionAnswers, DistServer):
         """Rendezvous that learn of a producer's end, by producer id."""
         self._mark = OwnHostProof()
         self._counts = ServerCounts()
+        # twice as many as run at a time: the others wait for rows of other servers
+        self._sampling = Turns(2 * usable_cpus())
+        self.answering = Turns(usable_cpus())
+        """Turns of jobs whose requests for rows are answered."""
         self.connections: Callable[[], dict[str, Any]] = dict
         """Returns the connected processes; the endpoint sets it."""
         self.stops: Callable[[str], int] | None = None
@@ -193,6 +199,7 @@ class StorageService(PartitionAnswers, DistServer):
             producer = DistSamplingProducer(
                 self.dataset.weighted_by(request.source_options.weight_attr), sampler_input, config,
                 options, memory, sampler_options, source_options=request.source_options,
+                turns=(self._sampling, scope_of(caller.get())),
             )  # fmt: skip
         except BaseException as error:  # told, as the other servers wait for this one
             if rendezvous is not None:

@@ -24,7 +24,7 @@ from gigl_loader.errors import ConfigError, PeerError, PeerLostError
 from gigl_loader.logs import answering, know
 from gigl_loader.options import DEFAULT_RECONNECT_S, check_reconnect
 from gigl_loader.sampler.kernel_loaders import LOADERS
-from gigl_loader.server.jobs import Member, Visitor
+from gigl_loader.server.jobs import Member, Visitor, scope_of
 from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.metrics import MetricsListener
 from gigl_loader.server.presence import Presence
@@ -53,7 +53,7 @@ from gigl_loader.wire.membership import (
     check_patience,
 )
 from gigl_loader.wire.requests import FetchAnswer, FetchRequest, GiveBack, Nothing
-from gigl_loader.wire.signatures import CALLS
+from gigl_loader.wire.signatures import CALLS, PartitionSignatures
 
 _log = logging.getLogger(__name__)
 
@@ -171,8 +171,15 @@ class Endpoint(Presence):
             caller.reset(token)
 
     def _answer(self, call: Call, request: Any, peer: Peer) -> Any:
+        # those that only read the partition wait for nobody, so a turn is soon over
+        reads = call.name in vars(PartitionSignatures)
         try:
-            return call.respond(getattr(self.server, call.name)(**call.arguments(request)))
+            with (
+                self.server.answering.taking(scope_of(caller.get()))
+                if reads
+                else contextlib.nullcontext()
+            ):
+                return call.respond(getattr(self.server, call.name)(**call.arguments(request)))
         except PeerLostError as error:  # the loss of another server
             raise PeerError(str(error)) from error
         except Exception as error:

@@ -105,6 +105,10 @@ class WorkerPool:
         self._ending = threading.Lock()  # so that only one of two threads stops the pool
         self._reading = threading.RLock()  # one thread at a time waits for the workers
         self._sending = threading.Lock()  # separate, so that sending never waits for a reader
+        # never held while anything waits, as wake-ups come from other producers' threads
+        self._waking = threading.Lock()
+        self._waker: int | None = None
+        """Descriptor whose event ends the wait of `poll`."""
         self._stopped = False
         self._is_gone = False
         """Whether the supervisor has ended."""
@@ -137,6 +141,8 @@ class WorkerPool:
             raise UsageError("a worker pool starts once")
         _live_pools.add(self)
         self._setup = setup
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._waker, selectors.EVENT_READ, None)
         try:
             self._start_supervisor()
             for number in range(self.num_workers):
@@ -352,6 +358,12 @@ class WorkerPool:
             self._events.clear()
             return events
 
+    def wake(self) -> None:
+        """End the wait of `poll` in another thread. Never waits."""
+        with self._waking:
+            if self._waker is not None:
+                os.eventfd_write(self._waker, 1)
+
     def has_news(self) -> bool:
         """Return whether a worker may have ended: the supervisor reports it, or is gone itself."""
         if any(worker.orphan_of is not None and not worker.told for worker in self._workers):
@@ -387,6 +399,9 @@ class WorkerPool:
         for key, _ in self._selector.select(timeout_s):
             worker: _Worker | None = key.data
             sock = key.fileobj
+            if sock == self._waker:
+                os.eventfd_read(key.fd)
+                continue
             assert isinstance(sock, pipe.Socket)
             got = pipe.receive(sock)
             if got is None:
@@ -527,7 +542,14 @@ class WorkerPool:
             self._close_control()
             self._await_supervisor()
         self._selector.close()
+        self._close_waker()
         self._close_listeners()
+
+    def _close_waker(self) -> None:
+        with self._waking:
+            waker, self._waker = self._waker, None
+        if waker is not None:
+            os.close(waker)
 
     def _rest(self) -> bool:
         """Give the supervisor to the next pool; returns when the workers are gone, or False."""
@@ -557,8 +579,10 @@ class WorkerPool:
             worker.sock.close()
         if self._control is not None:
             self._control.close()
+        if self._waker is not None:
+            os.close(self._waker)
         self._close_listeners()
-        self._supervisor = None
+        self._supervisor = self._waker = None
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):

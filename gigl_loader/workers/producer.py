@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -59,6 +59,7 @@ from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread, 
 from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
 from gigl_loader.workers.schedule import BatchStream
 from gigl_loader.workers.tasks import Tasks
+from gigl_loader.workers.turns import Turns
 
 _PEER_SHARE = 0.8
 """Share of a worker's own deadline for waiting for another partition, so that the error names the
@@ -89,6 +90,8 @@ class DistSamplingProducer:
         worker_init_fn: Called with the worker's number in each worker before it samples.
         cache: Options of the cache of other machines' rows; batches are then drawn ahead. None:
             those of ``source_options``.
+        turns: What shares this machine's sampling threads between jobs, and this producer's job.
+            None: this producer shares with nobody.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class DistSamplingProducer:
         source_options: SourceOptions | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         cache: CacheOptions | None = None,
+        turns: tuple[Turns, Hashable] | None = None,
     ) -> None:
         self.data, self.sampling_config = data, sampling_config
         self.worker_options, self.channel = worker_options, channel
@@ -136,7 +140,7 @@ class DistSamplingProducer:
         self._lock = threading.RLock()
         self._tasks = Tasks(
             self.recovery, channel, self._orders, worker_options.worker_concurrency, self._ranks,
-            self._lock,
+            self._lock, None if turns is None else turns[0].place(turns[1], self._pool.wake),
         )  # fmt: skip
         self._shut_down = False
         self.add_stream(0, channel.capacity)
@@ -323,6 +327,11 @@ class DistSamplingProducer:
         with self._lock:
             if stream in self._tasks.streams and not self._shut_down:
                 self._tasks.cancel(stream)
+
+    def leave_turns(self) -> None:
+        """Begin no batch any more, since no thread pumps; other producers get the turns."""
+        with self._lock:
+            self._tasks.leave_turns()
 
     def put_back(self, stream: int, taken: int) -> None:
         """Return once more the batches that a consumer took after the first ``taken``."""

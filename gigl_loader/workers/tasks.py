@@ -27,6 +27,7 @@ from gigl_loader.workers.agreement import Agreement
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.recovery import Recovery
 from gigl_loader.workers.schedule import BatchStream, FairQueue
+from gigl_loader.workers.turns import Place, Turns
 
 _log = logging.getLogger(__name__)
 
@@ -48,16 +49,18 @@ class Tasks:
         ranks: What a replacement worker must know of other ranks.
         lock: The producer's lock, for all that has no lock of its own. Callers hold it, except for
             `pump`, `pump_if_lost` and `count_batches`, which do not hold it while they wait.
+        place: This producer's place among those of the machine; None: it shares with nobody.
     """
 
     def __init__(
         self, recovery: Recovery, channel: MessageMemory, orders: SeedOrders, concurrency: int,
-        ranks: Agreement, lock: threading.RLock,
+        ranks: Agreement, lock: threading.RLock, place: Place | None = None,
     ) -> None:  # fmt: skip
         self._recovery, self._channel = recovery, channel
         self._ranks, self._lock = ranks, lock
         self._warned_small_channel = False
         self._orders, self._concurrency = orders, concurrency
+        self._place = place or Turns(1).place(None, lambda: None)
         self._queue: FairQueue[Received] = FairQueue()
         self.streams = self._queue.streams
         """Consumers by number."""
@@ -117,22 +120,37 @@ class Tasks:
     def dispatch(self) -> None:
         """Give out all batches that may be started now."""
         self._look_ahead_from_here()
+        # first, as this may let another producer begin, which then comes before this one
+        self._place.note(self._recovery.num_under_way)
         self._give_out()
+        self._place.note(self._recovery.num_under_way)
         self._return_slots_to_workers_done_drawing()
 
     def _give_out(self) -> None:
-        # called after each message and each batch that is taken, mostly in vain, and the search for
-        # a free worker looks at all of them
-        if not (self._recovery.has_lost_batches or self._queue.has_turns):
-            return
-        while (worker := self._recovery.free_worker()) is not None:
+        while (worker := self._worker_for_next()) is not None:
+            if not self._place.may_begin():
+                return
             ticket = self._ticket_for(worker)
             if ticket is None:
                 return
             # noted before it is sent: if the worker turns out to be gone, another gets the batch
             self._recovery.note_given(worker, ticket)
+            self._place.note(self._recovery.num_under_way)
             free, retired = self._channel.returned(worker, self._concurrency)
             self._recovery.send(worker, (pipe.TASK, ticket, free, retired))
+        self._place.withdraw()
+
+    def _worker_for_next(self) -> int | None:
+        """Return the worker for the next batch; None: there is no worker, or no batch."""
+        # called after each message and each batch that is taken, mostly in vain, and the search for
+        # a free worker looks at all of them
+        if not (self._recovery.has_lost_batches or self._queue.has_turns):
+            return None
+        return self._recovery.free_worker()
+
+    def leave_turns(self) -> None:
+        """Begin no batch any more, as nobody files those that come."""
+        self._place.close()
 
     def _return_slots_to_workers_done_drawing(self) -> None:
         """Return unused slots to workers that have drawn all of an epoch.
@@ -252,6 +270,7 @@ class Tasks:
 
     def close(self) -> None:
         """Drop messages that were not filed, with their descriptors."""
+        self._place.close()
         unfiled, self._unfiled = self._unfiled, []
         for event in unfiled:
             segments.close_fds(list(event.fds))

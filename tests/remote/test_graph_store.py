@@ -457,7 +457,7 @@ def _hold(info, rank, folder):
 
 def _second_job(info, rank, folder):
     status = request_server(0, DistServer.status)
-    assert status["job"] == 1
+    assert status["jobs_served"] == 1
     assert status["producers"] == {}
     nodes = RemoteDistDataset(info, rank).fetch_node_ids()
     with _loader(info, rank, nodes) as loader:

@@ -197,7 +197,7 @@ def test_a_job_that_is_stopped_ends_with_a_named_error_and_no_other_does(
         wait_until(lambda: endpoints[0].status()["clients"] == [0, 0, 0], "the next one waits")
         assert stop_job.main(["ill", where]) == 0
         assert "job 'ill' is stopped: it had 2 compute processes" in capsys.readouterr().out
-        with pytest.raises(JobStoppedError, match="job 'ill' was stopped .* by `gigl-loader stop"):
+        with pytest.raises(JobStoppedError, match=r"job 'ill' was stopped .* by `gigl-loader"):
             take(other)
         with pytest.raises(ConfigError, match="job 'ill' was stopped"):
             queued.result(60)

@@ -116,6 +116,10 @@ class SimulatedPool:
         self._events.clear()
         return events
 
+    def wake(self) -> None:
+        """End the wait of `poll`."""
+        self._news.set()
+
     def has_news(self) -> bool:
         """Return whether a worker has ended: none does."""
         return False
