@@ -77,6 +77,11 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="compute jobs to serve at a time; further ones wait in the order of their arrival",
     )  # fmt: skip
     parser.add_argument(
+        "--channel-memory", metavar="SIZE",
+        help='most memory for batches of all jobs, such as "8GB"; a loader beyond it is refused. '
+        "Default: no limit",
+    )  # fmt: skip
+    parser.add_argument(
         "--allow-samplers", metavar="PREFIX", action="append", default=[],
         help="package, module or class that clients may name as a sampler; may be repeated",
     )  # fmt: skip
@@ -120,6 +125,7 @@ def serve(args: argparse.Namespace) -> int:
     info = info_of_servers(args.num_servers, args.master_addr, args.master_port)
     with init_storage_process(
         args.rank, info, dataset, num_jobs=args.num_jobs or None, max_jobs=args.max_jobs,
+        channel_memory=args.channel_memory,
         tls_dir=args.tls, insecure=args.insecure, allow_samplers=args.allow_samplers,
         host=args.host, port=args.port, timeout=args.timeout, network_timeout=args.network_timeout,
         metrics_port=args.metrics_port, metrics_host=args.metrics_host,

@@ -15,6 +15,7 @@ from gigl_loader.errors import ConfigError, ProtocolError, UsageError
 from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
 from gigl_loader.server.jobs import Visitor
 from gigl_loader.server.shared import SharedProducer
+from gigl_loader.sizes import size_in_words
 from gigl_loader.wire.membership import MOST_RANKS
 from gigl_loader.wire.requests import NOBODY, ProducerRequest, Runs
 
@@ -35,6 +36,10 @@ class ProducerEntry:
     ready: threading.Event = field(default_factory=lambda: threading.Event())
     shared: SharedProducer | None = None
     error: BaseException | None = None
+    nbytes: int = 0
+    """Bytes of batches that its consumers may have on this server."""
+    scope: Hashable = None
+    """Who has it; see `scope_of`."""
 
 
 class ProducerTable:
@@ -42,10 +47,11 @@ class ProducerTable:
 
     Args:
         server_rank: Rank of the server, for errors.
+        most_bytes: Most bytes of batches of all producers; None: no limit.
     """
 
-    def __init__(self, server_rank: int) -> None:
-        self._server_rank = server_rank
+    def __init__(self, server_rank: int, most_bytes: int | None = None) -> None:
+        self._server_rank, self._most_bytes = server_rank, most_bytes
         # guards all below. Producers are started, called and ended outside it, since that may take
         # long
         self._lock = threading.Lock()
@@ -81,7 +87,9 @@ class ProducerTable:
             self.asked += 1
             known = self._by_key.get((scope, key)) if key is not None else None
             entry = self._entries[known] if known is not None else None
-            entry = entry or ProducerEntry(self._fresh_id(request_id), request_id, servers)
+            entry = entry or ProducerEntry(
+                self._fresh_id(request_id), request_id, servers, scope=scope
+            )
             # a client that joins a key may repeat its request: it must get this slot, not a later
             # producer of the key
             if request_id:
@@ -92,6 +100,33 @@ class ProducerTable:
             if key is not None:
                 self._by_key[scope, key] = entry.id
             return entry, True
+
+    def reserve(self, entry: ProducerEntry, nbytes: int, what: str) -> None:
+        """Let a producer have that much memory for batches, until it is forgotten.
+
+        Args:
+            entry: Its slot.
+            nbytes: Bytes of batches that its consumers may have here.
+            what: How that comes about, for the error.
+
+        Raises:
+            ConfigError: All producers together would have more than this server may keep.
+        """
+        with self._lock:
+            taken: dict[Hashable, int] = {}
+            for other in self._entries.values():
+                if other.nbytes:
+                    taken[other.scope] = taken.get(other.scope, 0) + other.nbytes
+            total, most = sum(taken.values()), self._most_bytes
+            if most is not None and total + nbytes > most:
+                users = ", ".join(f"{who} {size_in_words(size)}" for who, size in taken.items())
+                raise ConfigError(
+                    f"storage server {self._server_rank} may keep {size_in_words(most)} of batches "
+                    f"(--channel-memory), of which {size_in_words(total)} are taken "
+                    f"({users or 'by nobody'}); this producer needs {size_in_words(nbytes)}: "
+                    f"{what}. Give its loader a lower channel_size, or shut down another loader"
+                )
+            entry.nbytes = nbytes
 
     def _fresh_id(self, request_id: str) -> int:
         """Return a number that no other producer has, here or on an earlier server process.

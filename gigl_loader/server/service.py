@@ -46,7 +46,7 @@ from gigl_loader.server.producer_table import (
     check_workers,
 )
 from gigl_loader.server.shared import THIS_PROCESS, Clients, SharedProducer
-from gigl_loader.sizes import parse_size
+from gigl_loader.sizes import parse_size, size_in_words
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.source.held_seeds import HeldSeeds
 from gigl_loader.source.sampled_input import check_columns, seed_or_drawn
@@ -92,6 +92,7 @@ class StorageService(PartitionAnswers, DistServer):
         security: Authentication of processes that call the sampling workers.
         allow_samplers: Packages, modules or classes that clients may name as samplers.
         allow_seed_files: Whether clients may name files of this machine that hold seeds.
+        channel_memory: Most bytes of batches of all producers; None: no limit.
         meet: Returns a rendezvous with other servers, given a name for it, a timeout in seconds
             and the servers that meet. None: this server is alone.
     """
@@ -106,6 +107,7 @@ class StorageService(PartitionAnswers, DistServer):
         security: Security | None = None,
         allow_samplers: Sequence[str] = (),
         allow_seed_files: bool = False,
+        channel_memory: int | None = None,
         meet: Callable[[str, float, Sequence[int]], Rendezvous] | None = None,
     ) -> None:
         super().__init__(dataset, server_rank, num_servers)
@@ -113,7 +115,7 @@ class StorageService(PartitionAnswers, DistServer):
         self._allowed = (_OWN_SAMPLERS, *allow_samplers)
         self._host, self.allow_seed_files = host, allow_seed_files
         self._started = time.monotonic()
-        self._entries = ProducerTable(server_rank)
+        self._entries = ProducerTable(server_rank, channel_memory)
         # for producers that are starting while one of their clients leaves, or has left: `_adopt`
         self._gone: OrderedDict[Hashable, None] = OrderedDict()
         """Clients that left, oldest first."""
@@ -169,7 +171,7 @@ class StorageService(PartitionAnswers, DistServer):
             return entry.id
         try:
             shared = self._start(
-                entry.id, sampler_input, sampling_config, worker_options, sampler_options, request
+                entry, sampler_input, sampling_config, worker_options, sampler_options, request
             )
             self._adopt(entry, shared, client)
         except BaseException as error:
@@ -182,11 +184,17 @@ class StorageService(PartitionAnswers, DistServer):
         return entry.id
 
     def _start(
-        self, number: int, sampler_input: NodeSamplerInput, config: SamplingConfig, options: Any,
-        sampler_options: SamplerOptions | None, request: ProducerRequest,
+        self, entry: ProducerEntry, sampler_input: NodeSamplerInput, config: SamplingConfig,
+        options: Any, sampler_options: SamplerOptions | None, request: ProducerRequest,
     ) -> SharedProducer:  # fmt: skip
-        rendezvous = self._rendezvous(request)
+        rendezvous, client = self._rendezvous(request), caller.get()
+        clients: Sequence[Hashable] = [client]
+        if request.client_ranks:
+            clients = Clients(scope_of(client), request.client_ranks)
         try:
+            size = parse_size(options.buffer_size, "buffer_size")
+            what = f"channel_size={size_in_words(size)} for each of {len(clients)} processes"
+            self._entries.reserve(entry, len(clients) * size, what)
             check_columns(
                 self.dataset.view(), with_weight=config.with_weight, with_edge=config.with_edge
             )
@@ -199,7 +207,7 @@ class StorageService(PartitionAnswers, DistServer):
             producer = DistSamplingProducer(
                 self.dataset.weighted_by(request.source_options.weight_attr), sampler_input, config,
                 options, memory, sampler_options, source_options=request.source_options,
-                turns=(self._sampling, scope_of(caller.get())),
+                turns=(self._sampling, scope_of(client)),
             )  # fmt: skip
         except BaseException as error:  # told, as the other servers wait for this one
             if rendezvous is not None:
@@ -207,14 +215,10 @@ class StorageService(PartitionAnswers, DistServer):
             raise
         # outside the block above, as it reports its own failures to the others
         producer.init(rendezvous, self._security)
-        client = caller.get()
-        clients: Sequence[Hashable] = [client]
-        if request.client_ranks:
-            clients = Clients(scope_of(client), request.client_ranks)
-        key = options.worker_key or f"producer {number}"
+        key = options.worker_key or f"producer {entry.id}"
         return SharedProducer(
-            key, producer, memory, request, clients, parse_size(options.buffer_size, "buffer_size"),
-            count=partial(self._counts.add, job=_job_of(client), producer=number),
+            key, producer, memory, request, clients, size,
+            count=partial(self._counts.add, job=_job_of(client), producer=entry.id),
         )  # fmt: skip
 
     def _whole_input(

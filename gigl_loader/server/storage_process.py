@@ -30,6 +30,7 @@ from gigl_loader.server.metrics import MetricsListener
 from gigl_loader.server.presence import Presence
 from gigl_loader.server.server_rendezvous import ServerRendezvous
 from gigl_loader.server.service import StorageService, caller
+from gigl_loader.sizes import parse_size
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import (
     EndReason,
@@ -392,6 +393,7 @@ def init_storage_process(
     insecure: bool | None = None,
     allow_samplers: Sequence[str] = (),
     allow_seed_files: bool = False,
+    channel_memory: int | str | None = None,
     host: str | None = None,
     port: int | None = None,
     timeout: float = JOIN_TIMEOUT_S,
@@ -428,6 +430,9 @@ def init_storage_process(
             those of gigl_loader.
         allow_seed_files: Whether clients may name files of this machine that hold seeds, as
             ``RemoteNodePathSamplerInput`` does.
+        channel_memory: Most bytes of batches that this server keeps for all jobs, or a string such
+            as ``"8GB"``: a loader beyond it is refused, with the figures. Each counts its
+            ``channel_size``. None: no limit.
         host: Address of this machine to listen on. None: on server 0 the storage master's, on
             others that of the interface that leads there.
         port: Port of the other servers; None: any that is free.
@@ -456,6 +461,9 @@ def init_storage_process(
     check_max_jobs(max_jobs)
     check_patience(network_timeout)
     check_reconnect(reconnect_timeout)
+    most_bytes = None
+    if channel_memory is not None:
+        most_bytes = parse_size(channel_memory, "channel_memory")
     security = Security.resolve(tls_dir, token, insecure)
     held = DistDataset.wrap(dataset)
     check_enough(held.num_partitions, held.partition_idx, num_servers, who="storage server")
@@ -466,6 +474,7 @@ def init_storage_process(
     server = StorageService(
         held, storage_rank, num_servers, address, security=security.for_workers(),
         allow_samplers=allow_samplers, allow_seed_files=allow_seed_files,
+        channel_memory=most_bytes,
     )  # fmt: skip
     name = f"storage server {storage_rank}"
     leader = None

@@ -26,7 +26,7 @@ SECURITY = Security.local()
 def storage(
     num_servers: int = 1, security: Security = SECURITY, patience_s: float = 10.0,
     partition: Callable[[int, int], Any] = tiny_partition,
-    kind: type[StorageService] = StorageService, **how: Any,
+    kind: type[StorageService] = StorageService, channel_memory: int | None = None, **how: Any,
 ) -> Iterator[list[Endpoint]]:  # fmt: skip
     """Give the endpoints of a storage cluster.
 
@@ -36,6 +36,7 @@ def storage(
         patience_s: As of `Endpoint`.
         partition: Called with rank and number of servers; returns what each holds.
         kind: What serves it.
+        channel_memory: As of `StorageService`.
         how: Further arguments of `Endpoint`.
     """
     with ExitStack() as stack:
@@ -46,7 +47,7 @@ def storage(
                 leader = LeaderLink(*endpoints[0].address, security, f"server {rank}", patience_s)
             server = kind(
                 partition(rank, num_servers), rank, num_servers,
-                security=security, allow_samplers=SAMPLERS,
+                security=security, allow_samplers=SAMPLERS, channel_memory=channel_memory,
             )  # fmt: skip
             how = {"num_jobs": None, **how}
             one = Endpoint(server, HOST, 0, security, leader=leader, patience_s=patience_s, **how)

@@ -148,6 +148,28 @@ def test_what_happens_to_one_job_is_not_seen_by_another(
         assert len(take(channel)) == len(alone)
 
 
+def test_a_producer_beyond_the_memory_for_batches_is_refused_with_the_figures() -> None:
+    with storage(2, channel_memory=6 * 10**9) as endpoints, ExitStack() as stack:
+        address = endpoints[0].address
+        train, infer = (
+            stack.enter_context(joined(address, 2, job_name=name)) for name in ("train", "infer")
+        )
+        create(train, "of 4 GB, the default")
+        words = (
+            r"may keep 6 GB of batches \(--channel-memory\), of which 4 GB are taken "
+            r"\(train \(number 0\) 4 GB\); this producer needs 4 GB: channel_size=4 GB for each "
+            r"of 1"
+        )
+        with pytest.raises(ConfigError, match=words):
+            create(infer, "too much")
+        producers = [e.server.status()["producers"] for e in endpoints]
+        assert [len(numbers) for numbers in producers] == [1, 1], "nothing was started"
+        train.close()
+        for endpoint in endpoints:
+            wait_until(lambda e=endpoint: not e.server.status()["producers"], "it has left")
+        create(infer, "as much as there is")
+
+
 def test_a_job_beyond_the_most_waits_and_is_told_why() -> None:
     with storage(max_jobs=1) as (endpoint,), ThreadPoolExecutor(2) as pool:
 

@@ -1,4 +1,4 @@
-"""Whose batch is begun next: jobs in turns, a job's producers in turns, and nobody for ever last."""
+"""Whose batch is begun next: jobs in turns, a job's producers in turns, nobody always last."""
 
 import threading
 from collections import Counter, deque
