@@ -147,6 +147,9 @@ class Case:
     """Machine, 0 or 1, of each server or, colocated, of each rank: network namespaces whose link is
     cut. Ranks of a store are on 0."""
     nodes: int = 2_000
+    beside: bool = False
+    """A second job takes the same epochs from the same servers; nothing is done to its processes.
+    """
 
 
 _CACHE = {"remote_cache": "200KB"}
@@ -172,6 +175,7 @@ CASES = {
     "store-subgraphs": Case("subgraphs", 2, 2, (1, 2)),
     "store-pagerank": Case("pagerank", 2, 2, (1,)),
     "store-temporal": Case("temporal", 2, 2, (1, 2)),
+    "store-two-jobs": Case("neighbours", 2, 2, (1, 2), beside=True),
     "store-trees": Case("trees", 2, 1, (1,)),
     "store-cache": Case("neighbours", 2, 2, (1, 2), apart=True, how=_CACHE),
     "store-cut": Case("neighbours", 2, 2, (1, 2), tls=True, machines=(1, 1)),

@@ -16,7 +16,7 @@ from typing import Any
 
 from _chaos_cases import CASES, alone
 from _chaos_check import Digests, Found, Reader, check
-from _chaos_plan import ALONE, Fault, Plan
+from _chaos_plan import ALONE, Fault, Plan, undisturbed
 from _cluster import HOST, Job, Store, children_of, end, workers_below
 from _machines import ADDRESSES, Link, Machines
 
@@ -96,6 +96,10 @@ class ChaosJob:
         self._away_s, self._every_s = away_s, every_s if case.servers else None
         self._lot = random.Random(f"servers of job {plan.number}")
         self._reader, self._lines = Reader(folder), list[dict[str, Any]]()
+        self._beside: Job | None = None
+        """A second job on the same servers."""
+        self._reader_beside = Reader(folder / "beside")
+        self._lines_beside = list[dict[str, Any]]()
         self._faults, self._later = list(plan.faults), list[tuple[float, Callable[[], None]]]()
         self._footprint, self._life = Footprint(), 0
         self._machines: Machines | None = None
@@ -114,9 +118,11 @@ class ChaosJob:
             self._start(stack)
             self._watch()
             self._hear(self._reader.new_lines())
+            self._lines_beside += self._reader_beside.new_lines()
             self._leave()
         self.outcome.found = check(self._lines, self._expected)
         self._check_all_came()
+        self._check_beside()
         self.outcome.seconds, self.outcome.load = time.monotonic() - began, os.getloadavg()[0]
         return self.outcome
 
@@ -126,6 +132,20 @@ class ChaosJob:
         whole, planned = found.whole, len(self.plan.epochs)
         if whole < planned and not (was_told or found.short or self._gave_up or self.outcome.hang):
             found.short.append(f"the job is over after {whole} epochs of {planned}")
+
+    def _check_beside(self) -> None:
+        """Note what the second job saw of the first one's faults."""
+        if self._beside is None or self.outcome.hang:
+            return
+        beside = check(self._lines_beside, self._expected)
+        for name in ("short", "wrong", "duplicates"):
+            getattr(self.outcome.found, name).extend(
+                f"of the job beside it: {text}" for text in getattr(beside, name)
+            )
+        if code := self._beside.processes[0].returncode:
+            self.outcome.unnamed.append(f"the job beside it ended with {code}")
+        elif beside.whole < len(self.plan.epochs) and not (self.folder / "stop").exists():
+            self.outcome.found.short.append(f"the job beside it has {beside.whole} whole epochs")
 
     def _start(self, stack: contextlib.ExitStack) -> None:
         case, hosts = self.case, (HOST, HOST)
@@ -163,9 +183,19 @@ class ChaosJob:
             trainer=TRAINER, **options,
         )  # fmt: skip
 
-    def _on(self, machine: int, words: list[str]) -> list[str]:
+        if case.beside:
+            folder = self.folder / "beside"
+            folder.mkdir()
+            quiet = undisturbed(self.plan.case, len(self.plan.epochs)).epochs
+            (folder / "plan.json").write_text(json.dumps({"life": 0, "epochs": quiet}))
+            name = {"GIGL_LOADER_JOB": "beside"}
+            self._beside = Job(
+                folder, 1, lambda rank, words: self._on(0, words, name), trainer=TRAINER, **options
+            )
+
+    def _on(self, machine: int, words: list[str], more: dict[str, str] | None = None) -> list[str]:
         """Return the command that runs another one on a machine, in this job's folder."""
-        environment, name = self._environment, "-"
+        environment, name = {**self._environment, **(more or {})}, "-"
         if self._machines is not None:
             name = self._machines.name(machine)
             environment = {**environment, "GLOO_SOCKET_IFNAME": name}
@@ -186,8 +216,16 @@ class ChaosJob:
             if new:
                 heard = now
                 self._hear(new)
+            # once the job is over, only the other one is to be heard
+            if (beside := self._reader_beside.new_lines()) and all(
+                process.poll() is not None for process in self._job.processes
+            ):
+                heard = now
+            self._lines_beside += beside
             if self._stop():
                 (self.folder / "stop").touch()
+                if self._beside is not None:
+                    (self.folder / "beside" / "stop").touch()
                 self._faults.clear()
             self._do_what_is_due(now)
             self._look_after_servers()
@@ -218,7 +256,8 @@ class ChaosJob:
             self._go_on()
             self._gave_up = len(self.outcome.unnamed) > 3 or self._life > _MOST_LIVES
             return self._gave_up
-        return all(code == 0 for code in codes)
+        others = [] if self._beside is None else self._beside.processes
+        return all(code == 0 for code in codes) and all(p.poll() is not None for p in others)
 
     def _go_on(self) -> None:
         """End the ranks as torchrun does when it has lost one, and start others."""
@@ -387,13 +426,14 @@ class ChaosJob:
         for pid in self._own_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        end([*self._job.processes, *servers])
+        end([*self._job.processes, *(self._beside.processes if self._beside else []), *servers])
         if self._store is not None:
             self._store.close()
 
     def _leftovers(self) -> list[str]:
-        for process in [*self._job.processes, *(self._store.processes if self._store else [])]:
-            process.poll()
+        for owner in (self._job, self._beside, self._store):
+            for process in owner.processes if owner else []:
+                process.poll()
         others = [f"process {pid}" for pid in self._own_pids() if pid not in self._footprint.pids]
         return self._footprint.leftovers() + others
 
