@@ -43,9 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     args = parse(argv)
     deadline = time.monotonic() + args.timeout
+    host, port = args.where
     try:
         with Caller(
-            *args.where, security_of(args), "stop-job", patience_s=0.0, what="storage server"
+            host, port, security_of(args), "stop-job", patience_s=0.0, what="storage server"
         ) as caller:
             caller.connect(deadline)
             reply = caller.ask("stop_job", {"name": args.name}, dict[str, int])

@@ -76,6 +76,7 @@ def test_the_name_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIGL_LOADER_JOB", "evaluation of März")
     assert job_name_of(None, info) == "evaluation of März"
     assert job_name_of("mine", info) == "mine"
+    wrong: Any
     for wrong in ("", " mine", "two\nlines", "x" * 101, 5):
         with pytest.raises(ConfigError, match="has 1 to 100 printable characters"):
             job_name_of(wrong, info)

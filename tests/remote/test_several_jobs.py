@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +34,10 @@ def _equal(batches: list[dict[str, torch.Tensor]], others: list[dict[str, torch.
     )
 
 
+def _has_producers(endpoint: Endpoint, count: int) -> bool:
+    return len(endpoint.server.status()["producers"]) == count
+
+
 def _shared_key() -> dict[str, Any]:
     """Return arguments of `create` under a worker key that every job uses."""
     options = RemoteDistSamplingWorkerOptions(
@@ -58,11 +63,9 @@ def test_jobs_of_one_key_and_one_request_have_producers_of_their_own() -> None:
                 "start_new_epoch_sampling", producer_id=mine[0], epoch=0, request=None
             ).result(60)
         first.close()
-        for number, endpoint in enumerate(endpoints):
-            wait_until(
-                lambda e=endpoint, n=number: [*e.server.status()["producers"]] == [theirs[n]],
-                "the first job's producer has ended, and no other",
-            )
+        for endpoint in endpoints:
+            wait_until(partial(_has_producers, endpoint, 1), "the first job's producer has ended")
+        assert [[*e.server.status()["producers"]] for e in endpoints] == [[n] for n in theirs]
         wait_until(lambda: endpoints[0].jobs_served == 1, "it is counted")
 
 
@@ -166,7 +169,7 @@ def test_a_producer_beyond_the_memory_for_batches_is_refused_with_the_figures() 
         assert [len(numbers) for numbers in producers] == [1, 1], "nothing was started"
         train.close()
         for endpoint in endpoints:
-            wait_until(lambda e=endpoint: not e.server.status()["producers"], "it has left")
+            wait_until(partial(_has_producers, endpoint, 0), "it has left")
         create(infer, "as much as there is")
 
 
@@ -224,9 +227,7 @@ def test_a_job_that_is_stopped_ends_with_a_named_error_and_no_other_does(
         with pytest.raises(ConfigError, match="job 'ill' was stopped"):
             queued.result(60)
         for endpoint in endpoints:
-            wait_until(
-                lambda e=endpoint: len(e.server.status()["producers"]) == 1, "its producer ended"
-            )
+            wait_until(partial(_has_producers, endpoint, 1), "its producer ended")
         with pytest.raises(JobStoppedError):  # it does not come back
             ill.await_servers(Absences({}, 60.0))
         batches += take(channel)

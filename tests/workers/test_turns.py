@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter, deque
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -19,9 +20,8 @@ class _Machine:
         self.places: list[Place] = []
         for job, count in producers.items():
             for _ in range(count):
-                number = len(self.places)
-                wake = self.woken.append
-                self.places.append(self.turns.place(job, lambda n=number, w=wake: w(n)))
+                wake = partial(self.woken.append, len(self.places))
+                self.places.append(self.turns.place(job, wake))
         self.begun: Counter[int] = Counter()
         self.order = deque[int]()
         """Producers of the batches under way, in the order in which these were begun."""
