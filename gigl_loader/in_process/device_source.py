@@ -12,12 +12,14 @@ With a partition of the graph on the device of each rank, one thread of each ran
 the step, in step with the threads of the other ranks::
 
     place    roots of this rank's batch, on the host     rounds, until all ranks have theirs
+    turn     the trainer waits for its next batch
     launch   hops                                        an exchange each
     cut      nodes and edges at their exact sizes
     finish   rows                                        one exchange
 
 There is one such thread and not several lanes: exchanges between devices have to start in the same
-order on all ranks.
+order on all ranks. For the same reason the trainer waits while they are launched (`EpochBatches`):
+its own exchanges come before or after those of a batch, and so on all ranks alike.
 """
 
 import logging
@@ -267,6 +269,7 @@ class PartitionedSource(PlacedSource):
         gather_from_ranks(None, dist.get_world_size(), None)
         peers = CollectivePeers(self._view, self.source_options.timeout_s, num_words)
         self._peers = [peers]
+        self._concurrency = peers.least(self._concurrency)  # all launch equally far ahead
         self._roots = require_neighbor_sampler(
             self._sampler_kind.build(self._view, self._plan, peers)
         )
@@ -280,9 +283,12 @@ class PartitionedSource(PlacedSource):
     def _under_way_and_free(self) -> tuple[int, int | None]:
         # By numbers of all ranks, so that all of them refuse it.
         under_way, free = super()._under_way_and_free()
-        (most,) = self._peers[0].most([under_way])
         least = self._peers[0].least(-1 if free is None else free)
-        return most, None if least < 0 else least
+        return under_way, None if least < 0 else least
+
+    @property
+    def _devices_exchange(self) -> bool:
+        return True
 
     def _room(self) -> int:
         return max(super()._room(), self._concurrency)
@@ -310,9 +316,11 @@ class PartitionedSource(PlacedSource):
         roots.write(self._memory[0])
         if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
             return None
+        epoch.turns.wait(request.ticket.turn)
         drawn = sampler.cut(sampler.launch(roots, start))
         cut_at = time.perf_counter()
         host, rows = sampler.finish(drawn)
+        epoch.turns.passed(request.ticket.turn)
         # All of it, so that no trainer waits for the device of a dead rank; then for all ranks: one
         # that raised would find nobody to tell after the last step.
         wait_for_ranks(self._device_memory, self._device_memory.mark(), peers.timeout_s)

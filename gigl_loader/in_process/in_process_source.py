@@ -13,6 +13,7 @@ stands between the lanes and the thread that takes the batches.
 """
 
 import logging
+import math
 import threading
 import time
 import traceback
@@ -75,22 +76,53 @@ _WAKE_S = 1.0
 
 
 class Turns:
-    """Lets the lanes of an epoch act one after another, in the order of its steps."""
+    """Lets the lanes of an epoch act one after another, in the order of its steps.
 
-    def __init__(self) -> None:
-        self._next = 0
-        self._ended_at: int | None = None
+    Args:
+        num_allowed: Steps that may have their turn before `allow` is called.
+    """
+
+    def __init__(self, num_allowed: float = math.inf) -> None:
+        self._next, self._num_allowed = 0, num_allowed
+        self._ended_at: float = math.inf
+        self._is_awaited = True
         self._changed = threading.Condition()
 
     def wait(self, step: int) -> bool:
         """Return whether it is this step's turn; False if an earlier one was the last.
 
-        A lane that ends calls `end`, so this waits only for living lanes.
+        A lane that ends calls `end`, and a trainer that leaves calls `release`: so this waits only
+        for living lanes, and for a trainer in the epoch.
         """
         with self._changed:
-            while self._next < step and (self._ended_at is None or step < self._ended_at):
+            while step < self._ended_at and not self._next == step < self._num_allowed:
                 self._changed.wait(_WAKE_S)
-            return self._next == step
+            return step < self._ended_at
+
+    def allow(self, num_steps: float) -> None:
+        """Let the first ``num_steps`` steps have their turns."""
+        with self._changed:
+            self._num_allowed = max(self._num_allowed, num_steps)
+            self._changed.notify_all()
+
+    def wait_until_passed(self, step: int, deadline: float) -> None:
+        """Return once a step has had its turn, or will have none, or ``deadline`` has passed.
+
+        Args:
+            step: Number of the step.
+            deadline: By `time.monotonic`.
+        """
+        with self._changed:
+            while self._next <= step < self._ended_at and self._is_awaited:
+                if time.monotonic() >= deadline:
+                    return
+                self._changed.wait(_WAKE_S)
+
+    def release(self) -> None:
+        """Let all steps have their turns, and nobody wait until they have."""
+        with self._changed:
+            self._num_allowed, self._is_awaited = math.inf, False
+            self._changed.notify_all()
 
     def passed(self, step: int) -> None:
         """Let the next step have its turn."""
@@ -106,12 +138,20 @@ class Turns:
         """
         with self._changed:
             # Several lanes may end, each at its own step: the earliest one counts.
-            self._ended_at = step if self._ended_at is None else min(step, self._ended_at)
+            self._ended_at = min(step, self._ended_at)
             self._changed.notify_all()
 
 
 class EpochBatches:
     """The batches that one rank samples in an epoch, taken in order.
+
+    Ranks whose devices exchange may also train with collectives of their own. Each device needs
+    one order of all of them, so exchanges are launched only while the trainer waits in `take`::
+
+        take batch 0    launch the exchanges of steps 0, 1, ... num_ahead
+        train           the model's collectives
+        take batch 1    launch those of step num_ahead + 1
+        ...
 
     Args:
         attempt: The epoch, and the attempt at it.
@@ -119,11 +159,13 @@ class EpochBatches:
         positions: Position of each in the loader's epoch.
         order: Positions of the seeds in the input; None: in the input's order.
         room: Batches that may have been sampled and not taken.
+        num_ahead: Steps behind the one that is taken whose exchanges have been launched, the same
+            on all ranks; None: nothing is exchanged between devices, and `turns` are for nobody.
     """
 
     def __init__(
         self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int], order: Any,
-        room: int,
+        room: int, num_ahead: int | None = None,
     ) -> None:  # fmt: skip
         self.attempt, self.batches, self.positions = attempt, batches, positions
         self.order = order
@@ -132,9 +174,11 @@ class EpochBatches:
         self.is_broken_off = False
         self.error: BaseException | None = None
         """The first one; it ends the epoch."""
-        self.turns = Turns()
-        """Order of the epoch's steps, for work that must follow it."""
-        self._room = room
+        # one without batches takes none, and only serves the others
+        waits_for_trainer = num_ahead is not None and len(batches) > 0
+        self.turns = Turns(0 if waits_for_trainer else math.inf)
+        """Order of the epoch's steps, for exchanges between devices."""
+        self._room, self._num_ahead = room, num_ahead
         self._ready: dict[int, Received] = {}
         self._changed = threading.Condition()
 
@@ -144,7 +188,13 @@ class EpochBatches:
         return len(self._ready)
 
     def would_not_wait(self) -> bool:
-        """Return whether `take` would return or raise at once."""
+        """Return whether `take` would return or raise at once.
+
+        With exchanges between devices: whether an earlier `take` has launched those of the batch.
+        """
+        if self._num_ahead is not None:
+            # not what has come, which differs from rank to rank: the order of launches would, too
+            return self.taken > 0
         is_over = self.error is not None or self.taken == len(self.batches)
         return is_over or self.taken in self._ready
 
@@ -155,6 +205,7 @@ class EpochBatches:
             # No batch is taken any more, and each keeps a block of memory.
             self._ready.clear()
             self._changed.notify_all()
+        self.turns.release()
 
     def fail(self, error: BaseException) -> None:
         """End the epoch with ``error``, unless another one has."""
@@ -186,6 +237,8 @@ class EpochBatches:
         """
         # A lane that waits as long needs a moment more, to find out which rank is missing.
         deadline = time.monotonic() + limit_s + LOOK_S
+        if self._num_ahead is not None:
+            self._launch_ahead(self._num_ahead, deadline)
         with self._changed:
             # An available batch comes before the error of a later one: it is valid.
             while self.taken not in self._ready:
@@ -204,6 +257,14 @@ class EpochBatches:
             self.taken += 1
             self._changed.notify_all()
             return received
+
+    def _launch_ahead(self, num_ahead: int, deadline: float) -> None:
+        """Let the lanes launch their exchanges, in this thread's time; return once they have."""
+        last = len(self.batches) - 1
+        step = self.taken + num_ahead
+        # with the last batch also all that is left of ranks with more: this one may not come again
+        self.turns.allow(step + 1 if self.taken < last else math.inf)
+        self.turns.wait_until_passed(min(step, last), deadline)
 
     def _is_over(self) -> bool:
         return self.is_broken_off or self.error is not None
@@ -318,7 +379,10 @@ class InProcessSource:
         order = None if shuffled is None else shuffled.numpy()
         # Threads get the epoch as an argument: they work on this one, even after the next has
         # begun.
-        begun = self._epoch = EpochBatches(attempt, batches, positions, order, self._room())
+        room = self._room()
+        begun = self._epoch = EpochBatches(
+            attempt, batches, positions, order, room, room - 1 if self._devices_exchange else None
+        )
         self._threads = [
             # Daemons: the interpreter does not wait at its end for lanes whose other ranks are
             # gone.
@@ -331,8 +395,13 @@ class InProcessSource:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def _devices_exchange(self) -> bool:
+        """Whether the devices of ranks exchange, perhaps beside the collectives of the model."""
+        return self._rows is not None
+
     def _room(self) -> int:
-        """Return how many batches may have been sampled and not taken."""
+        """Return how many batches may have been sampled and not taken; the same on all ranks."""
         # one per lane at least: else a lane would keep its batch while the others wait for it
         return max(_AHEAD, len(self._peers))
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from in_process_jobs import linked
 from support.broken_groups import end_at_once, meet_in_store
+from support.sources import source_of
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -32,7 +33,7 @@ from gigl_loader import (
 )
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.in_process import device_rows
-from gigl_loader.testing import batch_digest, check_same_batches
+from gigl_loader.testing import batch_digest, check_same_batches, wait_until
 
 GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
 BACKEND = "stand_in"
@@ -157,6 +158,7 @@ def rows_stay_on_the_device(rank: int, size: int) -> None:
         in_process_jobs.ranks_that_have_fewer_batches(rank, size)
         in_process_jobs.all_break_off(rank, size)
         in_process_jobs.beside_other_collectives(rank, size)
+        _in_one_order(rank, size)
         _an_answer_fails(rank)
 
 
@@ -190,6 +192,28 @@ def _of_other_types(rank: int, size: int) -> None:
         ) as parts,
     ):
         _same(whole, parts)
+
+
+def _in_one_order(rank: int, size: int) -> None:
+    """Lanes exchange rows while the trainer waits for a batch, never in the middle of a step."""
+    log: list[str] = []
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        in_process_jobs.loader_of(rank, size, worker_concurrency=3) as loader,
+    ):
+        exchange = staticmethod(lambda: log.append("loader's"))
+        patch.setattr(StandIn, "before_an_exchange", exchange)
+        for at, _ in enumerate(loader):
+            if rank == 0:  # slow: its lanes could run ahead as far as they may
+                due = min(2, len(loader) - at - 1)
+                wait_until(lambda due=due: source_of(loader).count_waiting() >= due, "ready")
+            log.append("model's")
+            dist.all_reduce(torch.ones(1))
+    total = len(loader)
+    wanted = ["loader's"] * 2
+    for step in range(total):
+        wanted += ["loader's"] * (step + 2 < total) + ["model's"]
+    assert log == wanted
 
 
 def _an_answer_fails(rank: int) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.broken_groups import end_at_once, meet_in_store
+from support.sources import source_of
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 
 from gigl_loader import (
@@ -26,10 +30,9 @@ from gigl_loader import (
 )
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.in_process import partitioned_graph
-from gigl_loader.in_process.collective import CollectivePeers
 from gigl_loader.on_device.sampler import DeviceSampler
 from gigl_loader.ranks import RankExchange
-from gigl_loader.testing import TinyGraph, batch_digest, check_same_batches
+from gigl_loader.testing import TinyGraph, batch_digest, check_same_batches, wait_until
 
 
 def of_a_rank(rank: int, size: int, folder: Path, names: list[str]) -> None:
@@ -241,45 +244,64 @@ def hops_over_all_edges_ask_nobody(rank: int, size: int) -> None:
         DistNeighborLoader(one_way, [3], own, exchange="collective", **how)
 
 
-def launches_in_one_order(rank: int, size: int) -> None:
-    """Each communicator is used by one thread, in one order on all ranks, and is there early.
+class ModelWithLog(torch.nn.Module):
+    """A model whose gradients `DistributedDataParallel` averages, noting each exchange."""
 
-    The training thread reduces gradients between batches, as `DistributedDataParallel` does.
+    def __init__(self, note: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self.parallel = DistributedDataParallel(torch.nn.Linear(3, 1))
+
+        def averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            note("model's", "all_reduce")
+            return allreduce_hook(group, bucket)
+
+        self.parallel.register_comm_hook(None, averaged)
+
+    def step(self, rows: torch.Tensor) -> None:
+        self.parallel(rows).sum().backward()
+
+
+def launches_in_one_order(rank: int, size: int) -> None:
+    """All ranks launch exchanges of both communicators, the loader's and the model's, in one order.
+
+    The loader's are launched while the trainer waits for a batch: those of the first batch and of
+    all that are ready ahead of it, then those of one more for each batch. Rank 1 trains slowly, so
+    that its loader could run ahead as far as it may.
     """
     log: list[tuple[str, str, str]] = []
-    swap, meet, reduce = RankExchange.swap_values, CollectivePeers.meet, dist.all_reduce
+    swap, ahead = RankExchange.swap_values, 3
 
     def note(communicator: str, operation: str) -> None:
-        is_training = threading.current_thread() is threading.main_thread()
-        log.append((communicator, "training" if is_training else "loader", operation))
+        is_loader = "gigl_loader" in threading.current_thread().name
+        log.append((communicator, "loader" if is_loader else "training", operation))
 
     def swapped(self: Any, rows: torch.Tensor, *args: Any) -> torch.Tensor:
         note("loader's", f"all_to_all of {rows.dtype}")
         return swap(self, rows, *args)
 
-    def met(self: Any, *args: Any) -> Any:
-        note("loader's", "meet")
-        return meet(self, *args)
-
-    def reduced(values: torch.Tensor) -> None:
-        note("model's", "all_reduce")
-        reduce(values)
-
+    model, nodes = ModelWithLog(note), torch.arange(rank, cases.NODES, size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RankExchange, "swap_values", swapped)
-        patch.setattr(CollectivePeers, "meet", met)
-        with loader_of(rank, size, torch.arange(rank, cases.NODES, size)) as loader:
+        with loader_of(rank, size, nodes, batch_size=4, worker_concurrency=ahead + 1) as loader:
             opened = list(log)
-            for batch in loader:
-                reduced(batch.x.sum())
-            epoch = log[len(opened) :]
-    exchanges = [operation for _, _, operation in opened if operation.startswith("all_to_all")]
-    assert len(exchanges) >= 2 * 2 + 2, "a batch of two hops, and its rows, before the epoch"
+            for at, batch in enumerate(loader):
+                due = min(ahead, len(loader) - at - 1)
+                wait_until(
+                    lambda due=due: rank == 0 or source_of(loader).count_waiting() >= due,
+                    "the batches that may be ready are ready", 60.0,
+                )  # fmt: skip
+                model.step(batch.x)
+            epoch, num_batches = log[len(opened) :], len(loader)
+    of_a_batch = len(opened)
+    assert of_a_batch >= 2 * 2 + 2, "a batch of two hops, and its rows, before the epoch"
     assert {thread for _, thread, _ in opened} == {"training"}, "no other thread uses it by then"
     threads = {(communicator, thread) for communicator, thread, _ in epoch}
     assert threads == {("loader's", "loader"), ("model's", "training")}
-    for communicator in ("loader's", "model's"):
-        own = [operation for name, _, operation in epoch if name == communicator]
-        everyone: list[Any] = [None] * size
-        dist.all_gather_object(everyone, (opened, own))
-        assert everyone == [everyone[0]] * size
+    owners = [communicator for communicator, _, _ in epoch]
+    steps = "/".join(owners).split("model's")[:-1]
+    launched = list(accumulate(step.count("loader's") for step in steps))
+    wanted = [min(step + ahead, num_batches) for step in range(1, num_batches + 1)]
+    assert launched == [batches * of_a_batch for batches in wanted], "none in the middle of a step"
+    everyone: list[Any] = [None] * size
+    dist.all_gather_object(everyone, (opened, epoch))
+    assert everyone == [everyone[0]] * size
