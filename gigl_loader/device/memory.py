@@ -4,14 +4,16 @@ This file needs torch, and from this package the function that finds a device.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gigl_loader.device.engine import full_device, side_stream
+
+T = TypeVar("T")
 
 # Seconds between two checks of the device, and so the most added to a wait; meanwhile other threads
 # have the interpreter.
@@ -102,6 +104,26 @@ class DeviceMemory:
         """Return a copy of ``tensor`` on the host, complete once `mark` has passed."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._on_cuda)
         return host.copy_(tensor, non_blocking=self._on_cuda)
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether the device replays what was launched on it; see `captured`."""
+        return self._on_cuda
+
+    def captured(self, job: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """Capture what ``job`` launches; return its result, and what launches all of it again.
+
+        Nothing is launched before that. The host waits for the device, once. Memory that ``job``
+        was given and memory of its result have to be kept as long as it may be launched.
+
+        Raises:
+            RuntimeError: ``job`` does what cannot be captured.
+        """
+        graph = torch.cuda.CUDAGraph()
+        # Threads of other loaders, and NCCL's, ask for events meanwhile.
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            result = job()
+        return result, graph.replay
 
     def mark(self) -> Any:
         """Return an event behind all that was launched so far; None: the host has waited for it."""

@@ -5,8 +5,10 @@ fan-outs allow; only the device knows which of its places are used. The counts c
 the end, in one copy that nobody waits for; with them `Grown.sampled` cuts the arrays.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -76,17 +78,63 @@ class DeviceRoots:
     """The roots of a batch, on the device."""
 
     layout: Layout
-    keys: dict[NodeType, Tensor]
-    """``[num_roots]`` int64, in the order of their labels, repeats too; see `DeviceLabels.keys`."""
-    numbers: Tensor
-    """Numbers of the layout."""
-    until: Tensor | None = None
-    """``[num_trees]`` int64, the latest time of a neighbour in each tree."""
-    since: Tensor | None = None
-    """``[num_trees]`` int64, the earliest."""
-    dropped: dict[EdgeType, Tensor] = field(default_factory=dict)
-    """``[n]`` int64, ascending: pairs of nodes whose edges are left out, numbered by
-    `pair_keys`."""
+    flat: Tensor
+    """``[n]`` int64: all arrays, one behind the other."""
+    sizes: tuple[tuple[Any, int], ...]
+    """Names and sizes of the arrays. Batches of equal ones differ in values alone."""
+
+    @classmethod
+    def flattened(cls, arrays: Mapping[Any, Array]) -> tuple[Array, tuple[tuple[Any, int], ...]]:
+        """Return ``flat`` on the host, and ``sizes``, of int64 arrays.
+
+        Args:
+            arrays: ``"numbers"``, those of the layout; ``("roots", type)`` for all types of nodes;
+                and what else there is of the other properties, ``("dropped", edge type)`` each.
+        """
+        sizes = tuple((name, array.size) for name, array in arrays.items())
+        return np.concatenate(list(arrays.values())), sizes
+
+    @cached_property
+    def _parts(self) -> dict[Any, Tensor]:
+        names, sizes = zip(*self.sizes, strict=True)
+        return dict(zip(names, self.flat.split(sizes), strict=True))
+
+    def _of_kind(self, kind: str) -> dict[Any, Tensor]:
+        return {name[1]: part for name, part in self._parts.items() if name[0] == kind}
+
+    @cached_property
+    def keys(self) -> dict[NodeType, Tensor]:
+        """``[num_roots]`` int64, in the order of labels, repeats too: see `DeviceLabels.keys`."""
+        return self._of_kind("roots")
+
+    @cached_property
+    def dropped(self) -> dict[EdgeType, Tensor]:
+        """``[n]`` int64, ascending: pairs whose edges are left out, numbered by `pair_keys`."""
+        return self._of_kind("dropped")
+
+    @property
+    def numbers(self) -> Tensor:
+        """Numbers of the layout."""
+        return self._parts["numbers"]
+
+    @property
+    def until(self) -> Tensor | None:
+        """``[num_trees]`` int64, the latest time of a neighbour in each tree."""
+        return self._parts.get("until")
+
+    @property
+    def since(self) -> Tensor | None:
+        """``[num_trees]`` int64, the earliest."""
+        return self._parts.get("since")
+
+    @property
+    def seeds(self) -> Tensor | None:
+        """``[num_trees]`` int64, the seed of each tree."""
+        return self._parts.get("seeds")
+
+    def copied(self) -> "DeviceRoots":
+        """Return the same roots in memory of their own."""
+        return DeviceRoots(self.layout, self.flat.clone(), self.sizes)
 
 
 def pair_keys(expanded: Any, neighbors: Any, num_nodes: int) -> Any:
@@ -192,6 +240,16 @@ class Grown:
             begin = ends[-1]
         return keys, per_hop, edges
 
+    def copied(self) -> "Grown":
+        """Return the same batch in memory of its own."""
+        other = copy.copy(self)
+        other._labels = replace(self._labels, keys=self._labels.keys.clone())
+        other.counts = self.counts.clone()
+        if any(any(by_hop) for by_hop in self._has_places.values()):
+            other._ends, other._edges = self._ends.clone(), self._edges.clone()
+            other._order = self._order.clone()
+        return other
+
     def _cut(self, begin: int, end: int, per_hop: list[int]) -> SampledEdges:
         if begin == end:
             empty = self.counts.new_empty(0)
@@ -285,6 +343,23 @@ class DeviceExpansion:
         counts: dict[str, Mapping[Any, int]] = {"node": bounds.nodes, "edge": bounds.edges}
         rows = sum(counts[kind].get(name, 0) * size for (kind, name), size in row_bytes.items())
         return bounds.device_bytes + rows
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Most bytes of a device that a draw takes besides its result, one draw at a time."""
+        plan = self._plan
+        is_labor = plan.expansion.sampling_method == "labor"
+        if not is_labor and (plan.replace or not plan.with_weight):
+            return 0
+        return max(
+            (
+                self._kernels.scratch_bytes(self.width(name, hop), self._degrees[name])
+                for name, hops in plan.fanouts.items()
+                for hop, fanout in enumerate(hops)
+                if fanout >= 0  # all neighbours are all: nothing is chosen
+            ),
+            default=0,
+        )
 
     def width(self, edge_type: EdgeType, hop: int) -> int:
         """Return the most neighbours drawn for a node in a hop."""

@@ -152,6 +152,15 @@ class TorchKernels:
             offsets = request.times.order[offsets]
         return self._with_neighbors(request, offsets, counts)
 
+    def scratch_bytes(self, width: int, largest_degree: int) -> int:
+        """Return the bytes that a draw from whole rows keeps for parts of long ones.
+
+        Args:
+            width: Most neighbours of a row.
+            largest_degree: Most edges of a row.
+        """
+        return 0
+
     def _with_neighbors(self, request: DeviceDraw, offsets: Tensor, counts: Tensor) -> HopDrawn:
         """Return a draw with its neighbours; ``offsets`` has any number in unused places."""
         used = torch.arange(request.width, device=self.device) < counts[:, None]

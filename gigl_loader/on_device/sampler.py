@@ -56,9 +56,10 @@ from gigl_loader.on_device.device_expansion import (
     SampledEdges,
     pair_keys,
 )
-from gigl_loader.on_device.device_graph import DeviceGraph, rows_of
+from gigl_loader.on_device.device_graph import DeviceGraph, LocalDeviceGraph, rows_of
 from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels, TypedPlaces
 from gigl_loader.on_device.kept_rows import KeptRows
+from gigl_loader.on_device.replays import Replays
 from gigl_loader.sampler.bounds import BATCHES_HELD
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
@@ -171,6 +172,12 @@ class DeviceSampler:
         self.kept = self._kept_rows(cache)
         self._rows_of_a_batch = 0
         self._expansion = DeviceExpansion(graph, plan, kernels, self._roots.nodes.bits)
+        # Partitions ask their owners. Edges on the host are slower than any launch, and torch's
+        # operators wait for them.
+        self._may_capture = isinstance(graph, LocalDeviceGraph) and all(
+            adjacency.indices.device == memory.device for adjacency in view.adjacency.values()
+        )
+        self.replays = Replays(self._expansion, memory, may_capture=self._may_capture)
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
             self._attributes = view.attribute_names()
@@ -198,6 +205,9 @@ class DeviceSampler:
         roots = {name: seeds.get(name, 0) for name in self._view.num_nodes}
         self._expansion.check(roots)
         wanted = (under_way + BATCHES_HELD) * self._expansion.device_bytes(roots, self._row_bytes())
+        wanted += self._expansion.scratch_bytes
+        if self._may_capture:  # the graph has memory of its own, but for rows
+            wanted += self._expansion.device_bytes(roots, {})
         if free is not None and wanted > free:
             raise ConfigError(
                 f"batches take up to {size_in_words(wanted)} of {self._memory.device}, which has "
@@ -242,10 +252,11 @@ class DeviceSampler:
                 arrays["since"] = limits.since
         if nodes.disjoint:
             arrays["seeds"] = nodes.seeds
-        start, seeds = self._uploaded(layout, arrays)
+        start = self._uploaded(layout, arrays)
         has_repeats = self.kept is None or nodes.disjoint  # without a cache nobody asks
         has_repeats = has_repeats or any(_has_repeats(nodes.keys(name)) for name in nodes.types)
-        return PlacedRoots(request, list(placed.fields), seeds, has_repeats=has_repeats), start
+        fields = list(placed.fields)
+        return PlacedRoots(request, fields, start.seeds, has_repeats=has_repeats), start
 
     def no_roots(self, request: SampleRequest) -> tuple[PlacedRoots, DeviceRoots]:
         """Return an empty batch, for a rank that only takes part in the exchanges of others."""
@@ -264,29 +275,20 @@ class DeviceSampler:
         num_roots = {name: ids.size for name, ids in nodes.items()}
         layout = self._expansion.layout(request.ticket, num_roots)
         arrays: dict[Any, Array] = {"numbers": layout.numbers(), "seeds": seeds}
-        start, on_device = self._uploaded(
-            layout, arrays | {("roots", name): ids for name, ids in nodes.items()}
-        )
-        return PlacedRoots(request, [], on_device), start
+        roots = {("roots", name): ids for name, ids in nodes.items()}
+        start = self._uploaded(layout, arrays | roots)
+        return PlacedRoots(request, [], start.seeds), start
 
-    def _uploaded(
-        self, layout: Layout, arrays: Mapping[Any, Array]
-    ) -> tuple[DeviceRoots, Tensor | None]:
-        """Return roots, and the seeds of trees, of int64 arrays; they are copied as one."""
+    def _uploaded(self, layout: Layout, arrays: Mapping[Any, Array]) -> DeviceRoots:
+        """Return roots of the arrays of `DeviceRoots.flattened`; they are copied as one."""
+        flat, sizes = DeviceRoots.flattened(arrays)
         with self._memory.in_use():
-            flat = self._memory.uploaded_array(np.concatenate(list(arrays.values())))
-        parts = dict(zip(arrays, flat.split([a.size for a in arrays.values()]), strict=True))
-        roots = DeviceRoots(
-            layout, {name: parts["roots", name] for name in self._roots.nodes.types},
-            parts["numbers"], parts.get("until"), parts.get("since"),
-            {name[1]: part for name, part in parts.items() if name[0] == "dropped"},
-        )  # fmt: skip
-        return roots, parts.get("seeds")
+            return DeviceRoots(layout, self._memory.uploaded_array(flat), sizes)
 
     def launch(self, roots: PlacedRoots, start: DeviceRoots) -> Launched:
         """Start a batch; waits for nothing on the device if the whole graph is there."""
         with self._memory.in_use():
-            grown = self._expansion.run(start)
+            grown = self.replays.run(start)
             counts = self._memory.downloaded(grown.counts)
             return Launched(roots, grown, counts, self._memory.mark())
 

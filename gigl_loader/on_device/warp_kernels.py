@@ -88,6 +88,13 @@ def _driver_of_warp() -> str:
     )
 
 
+def _most_long_rows(width: int, largest_degree: int) -> int:
+    """Return how many rows of a draw have their parts chosen side by side."""
+    if largest_degree <= _LONG_ROW or not width:
+        return 0
+    return min(_LONG_ROWS, _SCRATCH_BYTES // (_PARTS * width * 16))  # a value and a position each
+
+
 class WarpKernels(TorchKernels):
     """Draws, labels, and rows that lie on the host; the rest is torch's.
 
@@ -155,10 +162,8 @@ class WarpKernels(TorchKernels):
         """
         num_rows, width = drawn.edges.shape
         num_long = 0
-        # without a fan-out nothing is chosen
-        if request.draw.fanout >= 0 and (request.largest_degree or 0) > _LONG_ROW:
-            room = _SCRATCH_BYTES // (_PARTS * width * 16)  # a value and a position each
-            num_long = min(num_rows, _LONG_ROWS, room)
+        if request.draw.fanout >= 0:  # without a fan-out nothing is chosen
+            num_long = min(num_rows, _most_long_rows(width, request.largest_degree or 0))
         result = drawn.edges, drawn.counts, drawn.neighbors
         values = torch.empty_like(drawn.edges, dtype=torch.float64)
         long_rows = torch.zeros(1 + num_long, dtype=torch.int32, device=self.device)
@@ -173,6 +178,10 @@ class WarpKernels(TorchKernels):
         self._launch(
             join_long_rows, num_long, long_rows, *scratch, sizes, *indices, values, *result
         )
+
+    def scratch_bytes(self, width: int, largest_degree: int) -> int:
+        """Return the bytes that a draw from whole rows keeps for parts of long ones."""
+        return _most_long_rows(width, largest_degree) * _PARTS * (16 * width + 4)
 
     def gather(self, values: Tensor, rows: Tensor) -> Tensor:
         """Return ``values[rows]``; a GPU reads values in pinned memory of the host in place.

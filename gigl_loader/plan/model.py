@@ -415,5 +415,6 @@ def plan_device(job: Job, gpu_gb: float) -> DevicePlan:
         # begins of rows and labels; neighbours and edge ids, as partitions have them
         structure=(8 + 8) * job.nodes + (index + 8) * job.edges,
         features=job.nodes * row_bytes,
-        batches=(CONCURRENCY + BATCHES_HELD) * batch_bytes,
+        # and the CUDA graph that they are replayed by, which has no rows
+        batches=(CONCURRENCY + BATCHES_HELD) * batch_bytes + bounds.device_bytes,
     )

@@ -303,10 +303,11 @@ def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
     graph = GraphWithoutValues(view, list(plan.fanouts), mode)
     expansion = DeviceExpansion(graph, plan, TorchKernels(DEVICE), bits)
     with mode:
-        roots = {name: torch.empty(4, dtype=torch.int64, device=DEVICE) for name in view.num_nodes}
-        layout = expansion.layout(BatchTicket(0, 0, 0, 0), dict.fromkeys(roots, 4))
-        numbers = torch.empty(layout.numbers().size, dtype=torch.int64, device=DEVICE)
-        grown = expansion.run(DeviceRoots(layout, roots, numbers))
+        layout = expansion.layout(BatchTicket(0, 0, 0, 0), dict.fromkeys(view.num_nodes, 4))
+        arrays = {("roots", name): np.zeros(4, np.int64) for name in view.num_nodes}
+        flat, sizes = DeviceRoots.flattened({"numbers": layout.numbers(), **arrays})
+        on_device = torch.empty(flat.shape, dtype=torch.int64, device=DEVICE)
+        grown = expansion.run(DeviceRoots(layout, on_device, sizes))
         assert grown.counts.device == DEVICE
         # as many as the roots and each hop, of nodes and of edges
         assert grown.counts.shape == (3 * len(view.num_nodes) + 2,)

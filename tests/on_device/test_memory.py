@@ -2,20 +2,21 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.conditions import Gpus
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.commands.planning import main
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.on_device import device_expansion
+from gigl_loader.on_device import device_expansion, warp_kernels
 from gigl_loader.on_device.device_expansion import DeviceExpansion
 from gigl_loader.on_device.device_graph import LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
@@ -90,6 +91,35 @@ def test_hops_that_may_draw_too_many_are_refused(
         DistNeighborLoader(placed, fanouts, torch.arange(50), **ONE)
 
 
+def test_more_places_than_are_labelled_at_once_are_refused() -> None:
+    """Each edge type may draw what one hop may, and all together have one index of 32 bits."""
+    edge_types = [("a", f"to {at}", "b") for at in range(5)] + [("b", "back", "a")]
+    data = HeteroData()
+    data["a"].num_nodes = data["b"].num_nodes = 2
+    for edge_type in edge_types:
+        data[edge_type].edge_index = torch.tensor([[0], [1]])
+    view = DistDataset.from_pyg(data, edge_dir="out").view()
+    view = replace(view, num_nodes={"a": 1 << 40, "b": 1 << 40})
+    seeds = 1 << 20
+    with pytest.raises(
+        ConfigError,
+        match=r"hop 1 may draw 1,342,177,280 neighbours over all .*no more than 1,073,741,824",
+    ):
+        _expansion(view, edge_types, 256).check({"a": seeds, "b": 0})
+    # 5 * 2**27 neighbours, and as many nodes besides the seeds: more than 2**30 with them
+    with pytest.raises(ConfigError, match=r"hop 1 may draw 671,088,640 neighbours"):
+        _expansion(view, edge_types, 128).check({"a": seeds, "b": 0})
+    _expansion(view, edge_types, 64).check({"a": seeds, "b": 0})
+
+
+def _expansion(view: Any, edge_types: list[Any], fanout: int) -> DeviceExpansion:
+    plan = SamplingPlan(input_type="a", fanouts=dict.fromkeys(edge_types, (fanout,)), seed=1)
+    kernels = TorchKernels(torch.device("cpu"))
+    graph = LocalDeviceGraph(view, edge_types, kernels)
+    graph.degrees = dict.fromkeys(edge_types, fanout)
+    return DeviceExpansion(graph, plan, kernels, None)
+
+
 class SmallMemory(DeviceMemory):
     """Memory of a device that has so much free."""
 
@@ -140,13 +170,35 @@ def test_rows_are_counted(
 ) -> None:  # fmt: skip
     partition_graph(_data(), 1, tmp_path, **features)
     dataset = DistDataset.load(tmp_path, 0).to("cpu", kernels="torch")
-    small_memory.free = (CONCURRENCY + BATCHES_HELD) * (
-        _bytes_without_rows(dataset) + MOST_NODES * bytes_of_a_row + LABELS
-    )
+    small_memory.free = _bytes_of_batches(dataset, bytes_of_a_row)
     DistNeighborLoader(dataset, [5, 4], torch.arange(200), **ONE).shutdown()
     small_memory.free -= 1
     with pytest.raises(ConfigError, match="and for their rows"):
         DistNeighborLoader(dataset, [5, 4], torch.arange(200), **ONE)
+
+
+def test_scratch_of_long_rows_is_counted(
+    small_memory: type[SmallMemory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a draw allocates for the parts of long rows, and no more than one draw at a time."""
+    monkeypatch.setattr(warp_kernels, "_LONG_ROW", DEGREE - 1)
+    # of 1,024 rows, 128 parts: a value and a position for each of 5 neighbours, and a count
+    scratch = 1024 * 128 * (5 * (8 + 8) + 4)
+    dataset = DistDataset.from_pyg(_data()).to("cpu", kernels="warp")
+    how = {**ONE, "sampling_method": "labor"}
+    small_memory.free = _bytes_of_batches(dataset, DIM * 4) + scratch
+    DistNeighborLoader(dataset, [5, 4], torch.arange(200), **how).shutdown()
+    small_memory.free -= 1
+    with pytest.raises(ConfigError, match="batches take up to"):
+        DistNeighborLoader(dataset, [5, 4], torch.arange(200), **how)
+    DistNeighborLoader(dataset, [5, 4], torch.arange(200), **ONE).shutdown()  # chooses nothing
+
+
+def _bytes_of_batches(dataset: DistDataset, bytes_of_a_row: int) -> int:
+    structure = _bytes_without_rows(dataset)
+    rows = MOST_NODES * bytes_of_a_row + LABELS
+    # and the CUDA graph of one, which has no rows
+    return (CONCURRENCY + BATCHES_HELD) * (structure + rows) + structure
 
 
 def _bytes_without_rows(dataset: DistDataset) -> int:
