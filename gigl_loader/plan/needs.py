@@ -271,7 +271,8 @@ class Job:
     @property
     def round_trips(self) -> int:
         """Requests to other machines for a batch, one after another."""
-        hops = len(self.num_neighbors) if self.asks_for_neighbors else 0
+        # a rank's seeds are of its own partition, so the first hop asks nobody
+        hops = len(self.num_neighbors) - 1 if self.asks_for_neighbors else 0
         rows = self.row_bytes > 0 and (self.parts > 1 or self.is_store)
         return hops + self.is_store + rows
 
