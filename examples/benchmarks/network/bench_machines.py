@@ -44,7 +44,7 @@ STEPS = (
     (HUBS, "groups", "all"),
 )  # fmt: skip
 """Graph with its parts, order of seeds, edges on each machine: one more thing in each."""
-COMMUNITY, GROUPS_PER_BATCH, WITHIN = 1024, 16, 0.7
+COMMUNITY, WITHIN = 1024, 0.7
 AT_ONCE, SEEDS_AT_ONCE = 60, 64
 """Batches of `loader(index)`, and the seeds of one, where links delay."""
 GLT_BATCHES = (8, 24, 8)
@@ -108,7 +108,7 @@ class Case:
 def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path, width: int) -> None:
     """Partition a graph, unless it is there: uniform and R-MAT at random, communities by METIS.
 
-    Hubs in communities have parts that follow these, or parts at random.
+    Hubs in communities have parts that follow these, by METIS too, or parts at random.
 
     Seeds, its training nodes, are those that have neighbours: half of the nodes of R-MAT have none,
     and cost nothing.
@@ -134,12 +134,11 @@ def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path, wid
         x=torch.randn((count, width), generator=generator), edge_index=torch.from_numpy(edges),
         num_nodes=count, train_mask=torch.from_numpy(np.bincount(edges[1], minlength=count) > 0),
     )  # fmt: skip
-    methods: dict[str, Literal["metis", "contiguous"]]
-    methods = {"communities": "metis", HUBS: "contiguous"}
+    method: Literal["metis", "random"] = "metis" if kind in ("communities", HUBS) else "random"
     feature_dtype = None if dtype == "float32" else dtype
     partition_graph(
-        data, parts, folder, method=methods.get(kind, "random"), feature_dtype=feature_dtype,
-        progress=False,
+        data, parts, folder, method=method, feature_dtype=feature_dtype, progress=False,
+        communities=count // COMMUNITY if kind == HUBS else None,
     )  # fmt: skip
     (folder / "complete").touch()
 
@@ -185,29 +184,23 @@ def be_machine(role: str, number: int, case: Case, addresses: list[str], out: st
 
 def _keywords(case: Case) -> dict[str, Any]:
     cache = None if case.cache == "none" else case.cache
-    return {"batch_size": case.batch_size, "seed": 1, "shuffle": case.order == "random",
+    return {"batch_size": case.batch_size, "seed": 1, "shuffle": case.order == "random" or "groups",
             "num_workers": 1, "timeout": 600.0, "remote_cache": cache}  # fmt: skip
 
 
 def _some(ids: Any, case: Case, share: int) -> Any:
-    """Return as many of the ids as are needed, drawn from all over or group by group."""
+    """Return as many of the ids as are needed, drawn from all over; all, to be taken by group."""
     import torch
+
+    if case.order == "groups":
+        return ids
 
     wanted = case.taken * case.batch_size // share
     if wanted > len(ids):
         raise SystemExit(
             f"{wanted} seeds are needed, there are {len(ids)}: lower --batches or --tail"
         )
-    if case.order == "groups":
-        return ids[_in_groups(ids.numpy() // COMMUNITY)[:wanted]]
     return ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(2))[:wanted]]
-
-
-def _in_groups(groups: np.ndarray) -> Any:
-    """Return the positions of an epoch whose batches have seeds of `GROUPS_PER_BATCH` groups."""
-    random = np.random.default_rng(2)
-    turn = random.permutation(groups.max() + 1)[groups] // GROUPS_PER_BATCH
-    return np.lexsort((random.random(groups.size), turn))
 
 
 def _colocated(rank: int, case: Case, addresses: list[str]) -> dict[str, Any]:
