@@ -118,7 +118,7 @@ class GroupSource:
         if count <= groups_per_batch:
             logger.warning(
                 'shuffle="groups" with groups_per_batch=%d does what shuffle=True does, since the '
-                "seeds are in %d groups: give seed_groups=, or partition with communities",
+                "seeds are in %d groups: give seed_groups=, or partition with communities=N",
                 groups_per_batch, count,
             )  # fmt: skip
         columns = groups.split([len(server_input) for server_input in inputs])
@@ -137,9 +137,9 @@ class GroupSource:
             groups = _as_groups(rows, len(seeds), repr(self.attribute))
         if not self.with_parts:
             return groups
+        # Communities have dense ids, so that the product fits.
         count, parts = _numbered(_parts_of(seeds, dataset, self.node_type))
-        # Numbered first: ids may be so large that the product would not fit.
-        return _numbered(groups)[1] * count + parts
+        return groups * count + parts
 
 
 def read_group_ids(given: Any, num_nodes: int, name: str) -> Tensor:
