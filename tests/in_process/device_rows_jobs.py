@@ -194,6 +194,10 @@ def _of_other_types(rank: int, size: int) -> None:
         _same(whole, parts)
 
 
+def _are_ready(source: Any, count: int) -> bool:
+    return bool(source.count_waiting() >= count)
+
+
 def _in_one_order(rank: int, size: int) -> None:
     """Lanes exchange rows while the trainer waits for a batch, never in the middle of a step."""
     log: list[str] = []
@@ -206,7 +210,7 @@ def _in_one_order(rank: int, size: int) -> None:
         for at, _ in enumerate(loader):
             if rank == 0:  # slow: its lanes could run ahead as far as they may
                 due = min(2, len(loader) - at - 1)
-                wait_until(lambda due=due: source_of(loader).count_waiting() >= due, "ready")
+                wait_until(partial(_are_ready, source_of(loader), due), "batches are ready")
             log.append("model's")
             dist.all_reduce(torch.ones(1))
     total = len(loader)

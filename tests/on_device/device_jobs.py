@@ -244,6 +244,11 @@ def hops_over_all_edges_ask_nobody(rank: int, size: int) -> None:
         DistNeighborLoader(one_way, [3], own, exchange="collective", **how)
 
 
+def wait_until_ready(source: Any, count: int) -> None:
+    """Wait until that many batches are ready."""
+    wait_until(lambda: source.count_waiting() >= count, "the batches that may be ready are ready")
+
+
 class ModelWithLog(torch.nn.Module):
     """A model whose gradients `DistributedDataParallel` averages, noting each exchange."""
 
@@ -251,7 +256,7 @@ class ModelWithLog(torch.nn.Module):
         super().__init__()
         self.parallel = DistributedDataParallel(torch.nn.Linear(3, 1))
 
-        def averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def averaged(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
             note("model's", "all_reduce")
             return allreduce_hook(group, bucket)
 
@@ -286,10 +291,8 @@ def launches_in_one_order(rank: int, size: int) -> None:
             opened = list(log)
             for at, batch in enumerate(loader):
                 due = min(ahead, len(loader) - at - 1)
-                wait_until(
-                    lambda due=due: rank == 0 or source_of(loader).count_waiting() >= due,
-                    "the batches that may be ready are ready", 60.0,
-                )  # fmt: skip
+                if rank > 0:
+                    wait_until_ready(source_of(loader), due)
                 model.step(batch.x)
             epoch, num_batches = log[len(opened) :], len(loader)
     of_a_batch = len(opened)

@@ -38,13 +38,16 @@ def _has_producers(endpoint: Endpoint, count: int) -> bool:
     return len(endpoint.server.status()["producers"]) == count
 
 
+def _options(**changes: Any) -> RemoteDistSamplingWorkerOptions:
+    return RemoteDistSamplingWorkerOptions(
+        server_rank=[0, 1], num_workers=1, worker_concurrency=4, master_addr=HOST, master_port=1,
+        **changes,
+    )  # fmt: skip
+
+
 def _shared_key() -> dict[str, Any]:
     """Return arguments of `create` under a worker key that every job uses."""
-    options = RemoteDistSamplingWorkerOptions(
-        server_rank=[0, 1], num_workers=1, worker_concurrency=4, master_addr=HOST, master_port=1,
-        worker_key="the same",
-    )  # fmt: skip
-    return {"request_id": "the same", "worker_options": options}
+    return {"request_id": "the same", "worker_options": _options(worker_key="the same")}
 
 
 def test_jobs_of_one_key_and_one_request_have_producers_of_their_own() -> None:
@@ -157,20 +160,21 @@ def test_a_producer_beyond_the_memory_for_batches_is_refused_with_the_figures() 
         train, infer = (
             stack.enter_context(joined(address, 2, job_name=name)) for name in ("train", "infer")
         )
-        create(train, "of 4 GB, the default")
+        four = {"worker_options": _options(buffer_size="4GB", worker_key=None)}
+        create(train, "of 4 GB", **four)
         words = (
             r"may keep 6 GB of batches \(--channel-memory\), of which 4 GB are taken "
             r"\(train \(number 0\) 4 GB\); this producer needs 4 GB: channel_size=4 GB for each "
             r"of 1"
         )
         with pytest.raises(ConfigError, match=words):
-            create(infer, "too much")
+            create(infer, "too much", **four)
         producers = [e.server.status()["producers"] for e in endpoints]
         assert [len(numbers) for numbers in producers] == [1, 1], "nothing was started"
         train.close()
         for endpoint in endpoints:
             wait_until(partial(_has_producers, endpoint, 0), "it has left")
-        create(infer, "as much as there is")
+        create(infer, "as much as there is", **four)
 
 
 def test_a_job_beyond_the_most_waits_and_is_told_why() -> None:

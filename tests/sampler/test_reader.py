@@ -339,7 +339,8 @@ def test_edges_that_are_here_are_requested_from_nobody(held: list[int]) -> None:
         draw = Draw(EDGE, 3, 9, with_edge=True)
         drawn, wanted = store.draw(draw, nodes)(), alone.draw(draw, nodes)
         assert np.array_equal(drawn.neighbors, wanted.neighbors)
-        assert drawn.edge_ids is not None and wanted.edge_ids is not None
+        assert drawn.edge_ids is not None
+        assert wanted.edge_ids is not None
         assert np.array_equal(drawn.edge_ids, wanted.edge_ids)
         degrees = store.degrees(EDGE, nodes)()
         assert np.array_equal(degrees, alone.degrees(EDGE, nodes))

@@ -22,8 +22,8 @@ def _planted(seed: int = 0, inside: float = 0.8, degree: int = 16) -> tuple[Any,
     rng = np.random.default_rng(seed)
     num_nodes = COUNT * SIZE
     ends = rng.integers(0, num_nodes, (2, num_nodes * degree // 2))
-    kept = rng.random(ends.shape[1]) < inside
     kept = np.less(rng.random(ends.shape[1]), inside)
+    ends[0, kept] = ends[1, kept] // SIZE * SIZE + rng.integers(0, SIZE, int(kept.sum()))
     names = rng.permutation(num_nodes)
     planted = np.empty(num_nodes, np.int64)
     planted[names] = np.arange(num_nodes) // SIZE

@@ -29,11 +29,11 @@ from gigl_loader.graph_store import init_compute_process, shutdown_compute_proce
 from gigl_loader.testing import wait_until
 from gigl_loader.testing.local_processes import (
     Processes,
-    free_port,
     running_processes,
     serve,
     store_info,
 )
+from gigl_loader.transport import free_port
 
 SERVERS = 2
 DEGREE, WIDTH = 15, 100

@@ -73,7 +73,7 @@ class Case:
     """The interpreter of the environment."""
     order: str = "random"
     """Of seeds: ``"random"``, or ``"groups"`` of communities."""
-    edges: str = "own"
+    edges: Literal["own", "all"] = "own"
     """As `DistDataset.load` has it."""
     delay_ms: float = 0.0
     """Time of each frame on its way. If it is not 0, single batches are timed."""
