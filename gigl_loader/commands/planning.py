@@ -24,7 +24,7 @@ _LINK_GBIT = 10.0
 _OF_A_GRAPH = ("nodes", "edges", "dim", "dtype")
 _OF_A_JOB = (
     "num_neighbors", "batch_size", "ranks_per_machine", "num_workers", "cores", "step_ms",
-    "deployment", "encrypted", "degree_distribution", "all_edges",
+    "jobs", "deployment", "encrypted", "degree_distribution", "all_edges",
 )  # fmt: skip
 """Options that `Job` has under the same name, with the same unit."""
 _OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
@@ -140,6 +140,8 @@ def _parser() -> argparse.ArgumentParser:
                           "colocated: the number of partitions in --root)")  # fmt: skip
     machines.add_argument("--num-servers", type=int, help="storage servers of a graph store "
                           "(default: the number of partitions in --root)")  # fmt: skip
+    machines.add_argument("--jobs", type=int, default=1, help="equal jobs that use the graph "
+                          "store at once; seeds/s are of one of them (default 1)")  # fmt: skip
     machines.add_argument("--ranks-per-machine", type=int, default=1,
                           help="training processes per machine (default 1)")  # fmt: skip
     machines.add_argument("--num-workers", type=int, default=1, help="workers per "
@@ -357,8 +359,9 @@ def table(plan: Plan, costs: Costs) -> str:
     # The spread is a share, of times and of rates: as many times less as more.
     low, high = rate / (1 + plan.spread), rate * (1 + plan.spread)
     epoch = job.nodes / rate
+    of_each = f" of each of {job.jobs} jobs" if job.jobs > 1 else ""
     lines = [
-        f"{rate:,.0f} seeds/s of all ranks ({low:,.0f} to {high:,.0f}); the limit: "
+        f"{rate:,.0f} seeds/s of all ranks{of_each} ({low:,.0f} to {high:,.0f}); the limit: "
         f"{plan.bottleneck}",
         f"all nodes once: {_duration(epoch)}",
         f"a batch: {batch.seeds:,.0f} seeds, {batch.nodes:,.0f} nodes, {batch.edges:,.0f} edges",

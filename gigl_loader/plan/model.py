@@ -296,9 +296,10 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
             "workers": (
                 job.num_servers * ranks * job.num_workers * cores_of_a_worker(job) / sampled
             ),
-            "cores of servers": job.num_servers * job.cores / storage,
+            # jobs take turns at the servers: each gets its share
+            "cores of servers": job.num_servers * job.cores / storage / job.jobs,
             # Servers send both to each other and to ranks; ranks only receive.
-            "links of servers": job.num_servers * link / (between + delivered),
+            "links of servers": job.num_servers * link / (between + delivered) / job.jobs,
             "links of training machines": job.machines * link / delivered,
         }
         if training > 0:

@@ -189,6 +189,8 @@ class Job:
     deployment: Deployment = "colocated"
     num_servers: int = 0
     """Storage machines of a graph store."""
+    jobs: int = 1
+    """Equal jobs that use the graph store at once; seeds/s and ranks are those of one of them."""
     remote_cache: float = 0.0
     """Share of the rows of other machines that each machine caches."""
     encrypted: bool = False
@@ -207,7 +209,7 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "edges", "batch_size", "machines", "ranks_per_machine", "num_workers",
-                     "cores", "link_gbit", "memory_gb", "disk_gb_per_s"):  # fmt: skip
+                     "jobs", "cores", "link_gbit", "memory_gb", "disk_gb_per_s"):  # fmt: skip
             value = getattr(self, name)
             # "not (>)", so that NaN, whose comparisons are all false, is refused as well.
             if value is not None and not (value > 0 and math.isfinite(value)):
@@ -238,6 +240,8 @@ class Job:
                 'num_servers must be above 0 with deployment "graph-store", and 0 with '
                 f'"colocated": got {self.num_servers} with {self.deployment!r}'
             )
+        if self.jobs > 1 and not self.is_store:
+            raise ConfigError(f"{self.jobs} jobs at once are of a graph store, not colocated")
         if self.parts > self.nodes:
             raise ConfigError(f"{self.nodes:,.0f} nodes cannot be in {self.parts:,} parts")
 
@@ -367,8 +371,8 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
 
 
 def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
-    # Each rank of each machine has workers of its own on every server.
-    clients = job.machines * job.ranks_per_machine
+    # Each rank of each machine of each job has workers of its own on every server.
+    clients = job.jobs * job.machines * job.ranks_per_machine
     workers = clients * job.num_workers
     answered = 0 if job.parts == 1 else workers * min(LANES, CONCURRENCY)
     slot = _structure(batch) if _rows_are_asked_for(job) else _slot(job, batch)
@@ -489,7 +493,7 @@ def _ahead(job: Job, batch: BatchSize) -> float:
 
 def cores_of_a_worker(job: Job) -> float:
     """Return the number of cores that the threads of a worker can use; see `Worker`."""
-    of_a_machine = job.machines * job.ranks_per_machine if job.is_store else job.ranks_per_machine
+    of_a_machine = job.ranks_per_machine * (job.jobs * job.machines if job.is_store else 1)
     return max(1.0, min(CONCURRENCY, job.cores / (of_a_machine * job.num_workers)))
 
 
@@ -518,7 +522,8 @@ def connections_of(job: Job) -> dict[str, int]:
     connections = {"training process": ranks - 1 + (_OF_A_GROUP if ranks > 1 else 0)}
     if job.is_store:
         connections["training process"] += _TO_A_SERVER * job.num_servers
-        connections["storage server"] = _TO_A_SERVER * ranks + 2 * (job.num_servers - 1)
+        clients = job.jobs * ranks
+        connections["storage server"] = _TO_A_SERVER * clients + 2 * (job.num_servers - 1)
     connections["worker"] = 2 * lanes * (job.parts - 1)  # for its own requests, and for others'
     return connections
 
@@ -529,7 +534,7 @@ def descriptors_of(job: Job) -> dict[str, int]:
     # A reader of batches has the memory of each slot open: the rank itself, or the server for it.
     slots = job.num_workers * CONCURRENCY * _FILES_OF_A_SLOT
     if job.is_store:
-        ranks = job.machines * job.ranks_per_machine
+        ranks = job.jobs * job.machines * job.ranks_per_machine
         descriptors["storage server"] += ranks * (_FILES_OF_A_RANK + slots)
     else:
         descriptors["training process"] += slots

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from jobs_by_hand import COSTS, JOB
 
+from gigl_loader.errors import ConfigError
 from gigl_loader.plan.model import estimate
 from gigl_loader.plan.needs import cache_bytes, graph_bytes, share_kept
 from gigl_loader.rowcache.tables import WINDOW, RowTables, segment_bytes
@@ -84,6 +85,21 @@ def test_the_edges_of_all_parts() -> None:
     assert graph_bytes(drawn)["edges of other partitions"] == 3 * 8e6 + 3 * 8e6
     alone = replace(JOB, all_edges=True)
     assert graph_bytes(alone) == graph_bytes(JOB)
+
+
+def test_equal_jobs_share_what_the_servers_have() -> None:
+    job = replace(JOB, nodes=1e8, edges=1e9, deployment="graph-store", num_servers=2, link_gbit=0.1)
+    one, three = (estimate(replace(job, jobs=jobs), COSTS) for jobs in (1, 3))
+    for name in ("cores of servers", "links of servers"):
+        assert three.bounds[name] == pytest.approx(one.bounds[name] / 3)
+    assert three.seeds_per_second < one.seeds_per_second / 2
+    assert three.bounds["links of training machines"] == one.bounds["links of training machines"]
+    assert one.memory_machine == three.memory_machine == "storage"
+    for name in ("batches under way", "workers"):
+        assert three.memory[name] == pytest.approx(3 * one.memory[name])
+    assert three.memory["edges"] == one.memory["edges"]
+    with pytest.raises(ConfigError, match="3 jobs at once are of a graph store"):
+        replace(job, deployment="colocated", num_servers=0, jobs=3)
 
 
 def test_the_machine_that_has_most_is_told() -> None:
