@@ -1,8 +1,11 @@
-"""Two storage servers and two compute processes on this machine train GraphSAGE on the digits.
+"""Two storage servers and two jobs on this machine train GraphSAGE on the digits.
+
+The second job starts while the first one trains, and takes its batches from the same servers.
 
 python examples/graph_store/demo.py [options of examples/train_nodes.py]
 """
 
+import json
 import os
 import secrets
 import socket
@@ -20,7 +23,9 @@ from train_nodes import parse_args
 from gigl_loader import partition_graph
 
 HERE = Path(__file__).parent
-SERVERS = COMPUTE = 2
+SERVERS = 2
+JOBS = {"first": 2, "second": 1}
+"""Compute processes by the name of their job."""
 HOST = "127.0.0.1"
 
 
@@ -39,23 +44,39 @@ def start_server(rank: int, root: str, port: int) -> subprocess.Popen[bytes]:
         [
             "-m", "gigl_loader", "serve", f"--root={root}", f"--rank={rank}",
             f"--num-servers={SERVERS}", f"--master-addr={HOST}", f"--master-port={port}",
-            "--num-jobs=1",  # it ends when the training does
+            f"--num-jobs={len(JOBS)}",  # it ends when all of them are over
         ]
     )  # fmt: skip
 
 
-def start_compute(rank: int, rpc_port: int, group_port: int) -> subprocess.Popen[bytes]:
-    size = str(COMPUTE)
+def start_job(name: str, rpc_port: int) -> list[subprocess.Popen[bytes]]:
+    print(f"job {name!r} starts", flush=True)
+    group_port = free_port()
+    return [start_compute(name, rank, rpc_port, group_port) for rank in range(JOBS[name])]
+
+
+def start_compute(name: str, rank: int, rpc_port: int, group_port: int) -> subprocess.Popen[bytes]:
+    size = str(JOBS[name])
     return start(
         [
             str(HERE / "train.py"), f"--servers={SERVERS}", f"--storage-addr={HOST}",
             f"--rpc-port={rpc_port}", f"--compute-addr={HOST}", f"--group-port={group_port}",
             *sys.argv[1:],
         ],
-        RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0",
+        GIGL_LOADER_JOB=name, RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0",
         WORLD_SIZE=size, LOCAL_WORLD_SIZE=size,
         MASTER_ADDR=HOST, MASTER_PORT=str(group_port),
     )  # fmt: skip
+
+
+def ranks_that_train(name: str, rpc_port: int) -> int:
+    """Return how many ranks of a job have a loader on server 0, as `gigl-loader status` says."""
+    asked = subprocess.run(
+        [sys.executable, "-m", "gigl_loader", "status", f"{HOST}:{rpc_port}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    job = json.loads(asked.stdout).get("jobs", {}).get(name, {"ranks": [], "producers": []})
+    return len(job["ranks"]) if job["producers"] else 0
 
 
 def wait_for(processes: list[subprocess.Popen[bytes]]) -> int:
@@ -80,12 +101,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gigl_loader_") as folder:
         root = f"{folder}/graph"
         partition_graph(graph, SERVERS, root, progress=False)
-        rpc_port, group_port = free_port(), free_port()
+        rpc_port = free_port()
         try:
             for rank in range(SERVERS):
                 processes.append(start_server(rank, root, rpc_port))
-            for rank in range(COMPUTE):
-                processes.append(start_compute(rank, rpc_port, group_port))
+            first = start_job("first", rpc_port)
+            processes += first
+            while ranks_that_train("first", rpc_port) < JOBS["first"]:
+                if any(process.poll() is not None for process in processes):
+                    break  # its error is above, or it was quicker than this
+                time.sleep(0.2)
+            processes += start_job("second", rpc_port)
             return wait_for(processes)
         finally:
             for process in processes:

@@ -438,9 +438,9 @@ class SharedProducer:
             self._fatal = error
             for consumer in self._consumers.values():
                 failed += consumer.take_waiting()
-            self.producer.leave_turns()
         _log.error("producer %r failed: %s", self.key, error)
         _answer([(fetch, error) for fetch in failed])
+        self.producer.leave_turns()
 
     # -- state ----------------------------------------------------------------------------------
 

@@ -38,10 +38,10 @@ def test_the_synopsis_is_that_of_the_help(
 
 def test_each_verb_has_a_row() -> None:
     first = PAGE.split("\n## ", 1)[0]
-    assert re.findall(r"^\| \[`(\w+)`\]", first, re.MULTILINE) == re.findall(
-        r"^## (\w+)$", PAGE, re.MULTILINE
+    assert re.findall(r"^\| \[`([\w-]+)`\]", first, re.MULTILINE) == re.findall(
+        r"^## ([\w-]+)$", PAGE, re.MULTILINE
     )
-    assert set(VERBS) <= set(re.findall(r"^## (\w+)$", PAGE, re.MULTILINE))
+    assert set(VERBS) <= set(re.findall(r"^## ([\w-]+)$", PAGE, re.MULTILINE))
 
 
 def test_the_variables_are_those_that_the_package_names() -> None:

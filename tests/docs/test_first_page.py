@@ -44,6 +44,6 @@ def test_its_state_is_told_before_its_speed() -> None:
     assert "killed_worker.svg" in README
 
 
-def test_jobs_use_a_graph_store_one_after_another() -> None:
-    assert "several jobs use a graph one after another" in README
-    assert "jobs share" not in README
+def test_jobs_use_a_graph_store_at_the_same_time() -> None:
+    assert "several jobs use a graph at the same time" in README
+    assert "one after another" not in README

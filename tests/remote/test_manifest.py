@@ -54,7 +54,7 @@ def _check_environment(container: dict[str, Any]) -> None:
     probes = [container[name]["exec"]["command"] for name in PROBES if name in container]
     said = " ".join([*container["args"], *(word for words in probes for word in words)])
     used = set(re.findall(r"\$\(?(\w+)\)?", said))
-    assert names - used <= {TLS_DIR_VARIABLE, "NUMBA_CACHE_DIR"}
+    assert names - used <= {TLS_DIR_VARIABLE, "NUMBA_CACHE_DIR", "GIGL_LOADER_JOB"}
 
 
 def _certificates(pod: dict[str, Any]) -> tuple[str, dict[str, Any]]:

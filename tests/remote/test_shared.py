@@ -74,6 +74,9 @@ class ScriptedProducer:
     def replace_stalled(self, limit_s):
         return False
 
+    def leave_turns(self):
+        """Do nothing: it has no turns."""
+
     def describe_workers(self):
         return "worker 0 draws"
 
