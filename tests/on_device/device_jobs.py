@@ -29,7 +29,7 @@ from gigl_loader import (
     partition_graph,
 )
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.in_process import partitioned_graph
+from gigl_loader.in_process import device_rows, partitioned_graph
 from gigl_loader.on_device.sampler import DeviceSampler
 from gigl_loader.ranks import RankExchange
 from gigl_loader.testing import TinyGraph, batch_digest, check_same_batches, wait_until
@@ -308,3 +308,26 @@ def launches_in_one_order(rank: int, size: int) -> None:
     everyone: list[Any] = [None] * size
     dist.all_gather_object(everyone, (opened, epoch))
     assert everyone == [everyone[0]] * size
+
+
+def training_on_gpus(rank: int, size: int) -> None:
+    """The loader's exchanges and the model's, of two communicators of NCCL, stop nothing."""
+    own = torch.device("cuda", rank)
+    torch.cuda.set_device(own)
+    model = DistributedDataParallel(
+        torch.nn.Linear(3, 1).to(own), process_group=dist.new_group(backend="nccl")
+    )
+    nodes, how = torch.arange(rank, cases.NODES, size), {"batch_size": 2, "seed": 1}
+    with loader_of(0, 1, nodes, **how) as whole:
+        known = [batch_digest(batch) for batch in whole]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_rows, "backend_for", lambda device: "nccl")
+        placed = cases.partition(rank, size, typed=False).to(own)
+        with DistNeighborLoader(
+            placed, [3, 2], nodes, num_workers=0, exchange="collective", **how
+        ) as loader:  # fmt: skip
+            for epoch in range(20):
+                for at, batch in enumerate(loader):
+                    model(batch.x).sum().backward()
+                    assert epoch or batch_digest(batch) == known[at]
+    torch.cuda.synchronize()

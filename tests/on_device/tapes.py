@@ -17,6 +17,8 @@ from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.on_device.warp_kernels import WarpKernels
 
 T = TypeVar("T")
+_LAUNCH = WarpKernels._launch
+"""Counters of launches, which tests put in its place, see no replay."""
 _WITHOUT_VALUES = ("aten.empty", "aten.new_empty")
 """Operators that return memory: what is in it is what later ones wrote."""
 
@@ -57,12 +59,12 @@ class TapedMemory(DeviceMemory):
         return host.clone()  # on the CPU `to` would return the same memory
 
     def captured(self, job: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        tape, launch = _Tape(), WarpKernels._launch
+        tape = _Tape()
 
         def launched(*args: Any) -> None:
             with _disable_current_modes():
-                launch(*args)
-            tape.launches.append(lambda: launch(*args))
+                _LAUNCH(*args)
+            tape.launches.append(lambda: _LAUNCH(*args))
 
         with pytest.MonkeyPatch.context() as patch, tape:
             patch.setattr(WarpKernels, "_launch", launched)

@@ -5,6 +5,7 @@ numbers are as much of the interface as the speed that follows from them.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_counts import counted
+from tapes import TapedMemory
 from torch_geometric.data import HeteroData
 
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.plan.needs import SHIPPED, Costs
 from gigl_loader.sampler.bounds import batch_bounds
 from gigl_loader.testing import run_ranks
@@ -49,13 +52,13 @@ FEATURES = len(NODES) + 1
 """Matrices of a batch: features of each type and labels. On a GPU torch gathers them."""
 
 
-def _per_batch(kernels: Any, **how: Any) -> dict[str, float]:
+def _per_batch(kernels: Any, *, epochs_before: int = 0, **how: Any) -> dict[str, float]:
     placed = DistDataset.from_pyg(graph()).to("cpu", kernels=kernels)
-    with (
-        DistNeighborLoader(placed, HOPS, ("paper", torch.arange(200)), **HOW, **how) as loader,
-        counted() as counts,
-    ):
-        batches = len(list(loader))
+    with DistNeighborLoader(placed, HOPS, ("paper", torch.arange(200)), **HOW, **how) as loader:
+        for _ in range(epochs_before):
+            list(loader)
+        with counted() as counts:
+            batches = len(list(loader))
     return {name: count / batches for name, count in counts.items()}
 
 
@@ -73,6 +76,16 @@ def test_one_device(how: dict[str, Any], operators: int, launches: int) -> None:
     assert found["draws"] == EXPANDED
     assert found["uploads"] == found["downloads"] == found["waits"] == 1
     assert "swaps" not in found
+
+
+def test_replays(memory_of_devices: Callable[[type[DeviceMemory]], None]) -> None:
+    """Of a replayed batch the host launches the graph, copies of its results, and the rows."""
+    memory_of_devices(TapedMemory)
+    found = _per_batch("warp", epochs_before=1)
+    assert "draws" not in found
+    assert found["launches"] == FEATURES, "which torch gathers on a GPU"
+    assert 0 < found["operators"] <= 22
+    assert found["downloads"] == found["waits"] == 1
 
 
 def test_without_warp_a_draw_is_still_one_draw() -> None:

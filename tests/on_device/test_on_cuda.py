@@ -6,8 +6,7 @@ Run by ``make gpu``; nothing here is needed where there is no GPU.
 import importlib.util
 import json
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.memory.leases import own_messages
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler.plan import SampleRequest
-from gigl_loader.testing import batch_digest
+from gigl_loader.testing import batch_digest, wait_until
 
 pytestmark = [
     pytest.mark.gpu,
@@ -71,7 +70,7 @@ def test_no_launch_waits(kernels: Any) -> None:
     """What would wait for the device raises: torch watches its own calls."""
     nodes, placed = torch.arange(40), cases.partition(0, 1, typed=True).to("cuda", kernels=kernels)
     with DistNeighborLoader(placed, [3, 2], ("user", nodes), **ONE) as loader:
-        list(loader)  # kernels are compiled, memory is allocated
+        list(loader)  # kernels are compiled, memory is allocated, launches are captured
         sampler, seeds = source_of(loader).sampler, nodes[:4].numpy()
         request, memory = SampleRequest(BatchTicket(0, 1, 0, 0), seeds, seeds), own_messages()
         with waits_are_errors():
@@ -102,33 +101,53 @@ def test_one_cuda_graph_serves_all_padded_batches() -> None:
             torch.testing.assert_close(found, model(batch.x, batch.edge_index))
 
 
-def test_a_capture_survives_a_thread_that_asks_for_events() -> None:
-    """As a loader of partitions does all the time, in its own thread: `DeviceMemory.wait`."""
-    memory, values = DeviceMemory(torch.device("cuda")), torch.ones(1000, device="cuda")
+@contextmanager
+def events_are_asked_for() -> Iterator[Callable[[], int]]:
+    """Let a thread ask for an event all the time, as loaders of partitions and NCCL do.
+
+    Yields what returns how often it has asked.
+    """
+    memory, is_over, num_asked = DeviceMemory(torch.device("cuda")), threading.Event(), 0
     with memory.in_use():
         event = memory.mark()
-    is_over, num_asked, started = threading.Event(), 0, threading.Event()
 
     def ask() -> None:
         nonlocal num_asked
         while not is_over.is_set():
             memory.wait(event, 60.0)
             num_asked += 1
-            started.set()
 
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        assert started.wait(60.0)
-        graph, before = torch.cuda.CUDAGraph(), num_asked
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            doubled = values * 2
-            deadline = time.monotonic() + 60.0
-            while num_asked < before + 100:
-                assert time.monotonic() < deadline
-                time.sleep(0)
-        graph.replay()
+        wait_until(lambda: num_asked, "the thread asks", 60.0)
+        yield lambda: num_asked
     finally:
         is_over.set()
         thread.join(60.0)
+
+
+def test_a_capture_survives_a_thread_that_asks_for_events() -> None:
+    values, graph = torch.ones(1000, device="cuda"), torch.cuda.CUDAGraph()
+    with events_are_asked_for() as num_asked:
+        before = num_asked()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            doubled = values * 2
+            wait_until(lambda: num_asked() > before + 100, "it asks during the capture", 60.0)
+        graph.replay()
     assert doubled.sum().item() == 2000
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("how", [{}, {"sampling_method": "labor"}, {"disjoint": True}])
+def test_launches_of_a_batch_are_captured_and_replayed(how: dict[str, Any], kernels: Any) -> None:
+    nodes, plain = ("user", torch.arange(40)), cases.partition(0, 1, typed=True)
+    with DistNeighborLoader(plain, [3, 2], nodes, **ONE, **how) as loader:
+        known = [batch_digest(batch) for _ in range(2) for batch in loader]
+    placed = plain.to("cuda", kernels=kernels)
+    with (
+        events_are_asked_for(),
+        DistNeighborLoader(placed, [3, 2], nodes, **ONE, **how) as loader,
+    ):
+        assert [batch_digest(batch) for _ in range(2) for batch in loader] == known
+        assert source_of(loader).sampler.replays.num_replayed == 2 * 10 - 1, "all but the first"

@@ -10,6 +10,7 @@ from typing import Any
 import device_jobs
 import digest_cases as cases
 import pytest
+import torch
 from digest_cases import CASES
 from test_device_batches import REFUSED
 
@@ -71,6 +72,15 @@ def test_the_bits_of_the_cpu(
         ("ranks_that_differ", 2, []),
         ("hops_over_all_edges_ask_nobody", 3, []),
         ("launches_in_one_order", 2, []),
+        pytest.param(
+            "training_on_gpus",
+            2,
+            [],
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(torch.cuda.device_count() < 2, reason="takes two GPUs"),
+            ],
+        ),
     ],
 )
 def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
