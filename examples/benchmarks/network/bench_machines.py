@@ -36,6 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cache"))
 FANOUTS, DEGREE = [15, 10], 20
 PORT = 29_411
 LIMIT_S = 1800.0
+SILENCE_S = 60.0
+"""As long may a process get no core, where all machines share a few."""
 GLT_MODES = ("GLT colocated, seeded", "GLT graph store, seeded", "GLT colocated, unseeded",
              "GLT graph store, unseeded")  # fmt: skip
 HUBS, HUBS_AT_RANDOM = "hubs in communities", "hubs in communities, parts at random"
@@ -237,13 +239,15 @@ def _store(role: str, number: int, case: Case, addresses: list[str]) -> dict[str
     if role == "server":
         dataset = DistDataset.load(case.folder, number, edges=case.edges)
         host = addresses[number]
-        with init_storage_process(number, info, dataset, host=host, num_jobs=1) as process:
+        with init_storage_process(
+            number, info, dataset, host=host, num_jobs=1, network_timeout=SILENCE_S
+        ) as process:
             process.wait()
         return {}
     import torch.distributed as dist
 
     os.environ["RANK"] = str(number)
-    init_compute_process(0, info, "gloo")
+    init_compute_process(0, info, "gloo", network_timeout=SILENCE_S)
     remote = RemoteDistDataset(info, 0)
     nodes = remote.fetch_node_ids(number, case.parts, split="train")
     share = sum(len(ids) > 0 for ids in nodes.values())  # a rank may be given one server's alone
