@@ -63,7 +63,7 @@ def test_scores_decide_how_far_a_push_goes() -> None:
     ("how", "words"),
     [
         ({"batch_size": 0}, "batch_size must be an integer > 0"),
-        ({"shuffle": "False"}, "shuffle must be True or False, got 'False'"),
+        ({"shuffle": "False"}, "shuffle must be True, False or"),
         ({"drop_last": 1}, "drop_last must be True or False"),
         ({"with_weight": None}, "with_weight must be True or False"),
         ({"exchange": "rpc"}, 'must be "workers" or "collective", got \'rpc\''),
