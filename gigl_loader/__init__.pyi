@@ -34,6 +34,7 @@ from gigl_loader.errors import GiglLoaderError as GiglLoaderError
 from gigl_loader.errors import JobStoppedError as JobStoppedError
 from gigl_loader.errors import JoinRefusedError as JoinRefusedError
 from gigl_loader.errors import NativeLibraryError as NativeLibraryError
+from gigl_loader.errors import ObjectStorageError as ObjectStorageError
 from gigl_loader.errors import PeerError as PeerError
 from gigl_loader.errors import PeerLostError as PeerLostError
 from gigl_loader.errors import PeerTimeoutError as PeerTimeoutError

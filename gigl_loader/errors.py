@@ -16,6 +16,7 @@
     |   +-- RemoteError               a call on a peer raised an error there
     |   +-- JoinRefusedError          one side of a connection refused the other
     |   |   +-- JobStoppedError       the job was stopped by `gigl-loader stop-job`
+    |   +-- ObjectStorageError        object storage failed, also after requests were repeated
     +-- ResourceError (OSError)       this machine is out of disk, or of files it may open
     +-- NativeLibraryError (RuntimeError)  a function of GLT's native library was called without it
     +-- ProtocolError (RuntimeError)  a message broke the wire contract: a bug in gigl_loader
@@ -187,6 +188,10 @@ class JobStoppedError(JoinRefusedError):
 
     def __init__(self, text: str, end: str = "job over") -> None:
         super().__init__(text, end)
+
+
+class ObjectStorageError(PeerError):
+    """Object storage refused a request, or failed, also after requests were repeated."""
 
 
 class ResourceError(GiglLoaderError, OSError):

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
+from gigl_loader.commands.cache_options import add_cache
 from gigl_loader.dataset import disk
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
@@ -38,8 +39,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--model torch_geometric.nn:GraphSAGE --checkpoint model.pt",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
-    parser.add_argument("--out", required=True, help="folder for ids and embeddings, by rank")
+    parser.add_argument(
+        "--root", required=True, help="directory that partition_graph wrote, or its s3:// URL"
+    )
+    add_cache(parser)
+    parser.add_argument(
+        "--out", required=True, help="folder for ids and embeddings, by rank, or its s3:// URL"
+    )
     parser.add_argument(
         "--model", required=True, metavar="MODULE:NAME",
         help="a class or function that returns the model: a BasicGNN, or a list of layers",
@@ -71,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         # First on the CPU: a mistake in the arguments then gives one line here, instead of a
         # traceback from each rank.
         load_model(args)  # before anything starts
-        num_partitions = disk.count_partitions(args.root)
+        num_partitions = disk.count_partitions(args.root, args.cache_dir)
         # set by torchrun and the like
         if "RANK" in os.environ:
             dist.init_process_group("gloo")
@@ -142,8 +148,9 @@ def _infer(args: argparse.Namespace, num_partitions: int) -> None:
         # with more ranks than partitions, ranks share them in turn
         # Files are compared first, as embeddings of changed files would be kept as those of this
         # graph: the computation takes longer.
-        model, DistDataset.load(args.root, rank % num_partitions, verify="now"), out=args.out,
-        batch_size=args.batch_size, device=device, format=args.format,
+        model, DistDataset.load(args.root, rank % num_partitions, verify="now",
+                                cache_dir=args.cache_dir, cache_size=args.cache_size),
+        out=args.out, batch_size=args.batch_size, device=device, format=args.format,
         progress=False if args.quiet else None, edge_weight=args.edge_weight,
         edge_attr=args.edge_attr,
     )  # fmt: skip

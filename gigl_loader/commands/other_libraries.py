@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.dataset.directory import (
-    check_target,
+    Target,
     complete_or_nothing,
     lock_of,
     only_writer,
@@ -75,11 +75,12 @@ def _choice(args: argparse.Namespace, path: Path) -> tuple[Method, int]:
 @contextmanager
 def _folder_for(args: argparse.Namespace) -> Iterator[Path]:
     """Yield a folder for tables. A killed run leaves it, and goes on with the files in it."""
-    target = Path(args.scratch or args.root).absolute()
-    folder = target.with_name(f".{target.name}.tables")
+    target = Target(args.root, overwrite=args.overwrite, format=args.format)
+    beside = Path(args.scratch).absolute() if args.scratch else target.path
+    folder = beside.with_name(f".{beside.name}.tables")
     if not folder.exists():
         # Before all is read; a run that goes on may have been killed after its last step.
-        check_target(Path(args.root).absolute(), overwrite=args.overwrite)
+        target.check()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with only_writer(lock_of(folder), folder):
         try:
@@ -100,7 +101,8 @@ def _copy_glt(args: argparse.Namespace) -> str:
     if args.num_partitions not in (None, count) or args.method is not None:
         raise ConfigError(f"--from glt keeps the {count} partitions of {root}: leave "
                           "--num-partitions and --method out")  # fmt: skip
-    with complete_or_nothing(Path(args.root).absolute(), overwrite=args.overwrite) as folder:
+    target = Target(args.root, overwrite=args.overwrite, format=args.format)
+    with complete_or_nothing(target, progress=not args.quiet) as folder:
         shares = (disk.read_partition(root, k, None) for k in range(count))
         view_writer.write_views(folder, shares, format=args.format)
     return f"{args.root}: {count} partitions, {time.monotonic() - started:.1f} s"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from gigl_loader.commands import status
+from gigl_loader.commands.cache_options import add_cache
 from gigl_loader.commands.status import add_security
 from gigl_loader.dataset.disk import count_partitions
 from gigl_loader.dataset.local import DistDataset
@@ -40,7 +41,10 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_security(parser)
     # Defaults are torchrun's variables, so that one command line works on all machines; without
     # torchrun they give one server, for trials.
-    parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
+    parser.add_argument(
+        "--root", required=True, help="directory that partition_graph wrote, or its s3:// URL"
+    )
+    add_cache(parser)
     parser.add_argument(
         "--edges", choices=("own", "all"), default="own",
         help="all: have the edges of all partitions here, "
@@ -119,8 +123,10 @@ def serve(args: argparse.Namespace) -> int:
     started = time.monotonic()
     # loaded before anything listens: clients wait for a server that does not respond yet, and say
     # so
-    partition_idx = args.rank % count_partitions(args.root)
-    dataset = DistDataset.load(args.root, partition_idx, edges=args.edges)
+    dataset = DistDataset.load(
+        args.root, args.rank % count_partitions(args.root, args.cache_dir), edges=args.edges,
+        cache_dir=args.cache_dir, cache_size=args.cache_size,
+    )  # fmt: skip
     _log.info("loaded %r in %.1f s", dataset, time.monotonic() - started)
     info = info_of_servers(args.num_servers, args.master_addr, args.master_port)
     with init_storage_process(

@@ -13,13 +13,17 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
 
 from gigl_loader.dataset.mapped import PART_FILE, ROOT_FILE, is_mapped_format
+from gigl_loader.dataset.progress import note, showing
+from gigl_loader.dataset.schema import FilePath
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
+from gigl_loader.objects.cache import Cache
+from gigl_loader.objects.storage import ObjectFolder, is_url
 
 Format = Literal["mapped", "glt"]
 RowOrder = Literal["ids", "degree"]
@@ -59,27 +63,124 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     # every file, not only the top: a replacement removes the whole tree, and people put notes and
     # models beside their data
     others = [
-        path for path in target.rglob("*") if not (ours and _may_be_partition_file(path, target))
+        path.relative_to(target)
+        for path in target.rglob("*")
+        if not ours or not _may_be_partition_file(path.relative_to(target), is_dir=path.is_dir())
     ]
+    check_replaced(str(target), others, has_graph=bool(names), overwrite=overwrite)
+
+
+def check_replaced(
+    where: str, others: Sequence[PurePath], *, has_graph: bool, overwrite: bool
+) -> None:
+    """Check that a folder may be replaced.
+
+    Args:
+        where: Its name.
+        others: Files in it that `partition_graph` does not write.
+        has_graph: Whether partitions are in it.
+        overwrite: Whether those may be replaced.
+
+    Raises:
+        ConfigError: It may not.
+    """
     if others:
-        examples = ", ".join(sorted(str(path.relative_to(target)) for path in others)[:3])
+        examples = ", ".join(sorted(map(str, others))[:3])
         raise ConfigError(
-            f"{target} holds other files ({examples}...), which would be removed with it: give an "
+            f"{where} holds other files ({examples}...), which would be removed with it: give an "
             "empty or a new directory"
         )
-    if names and not overwrite:
-        raise ConfigError(f"{target} holds partitions: remove it, or give overwrite=True")
+    if has_graph and not overwrite:
+        raise ConfigError(f"{where} holds partitions: remove it, or give overwrite=True")
 
 
-def _may_be_partition_file(path: Path, target: Path) -> bool:
-    """Return whether a file or folder below ``target`` may be one that `partition_graph` wrote."""
-    first, *rest = path.relative_to(target).parts
+def _may_be_partition_file(path: PurePath, *, is_dir: bool = False) -> bool:
+    """Return whether a path below a directory may be one that `partition_graph` wrote."""
+    first, *rest = path.parts
     if not rest and first in (ROOT_FILE, "META", "report.json", "report.svg"):
-        return path.is_file()
+        return not is_dir
     known = re.fullmatch(r"part\d+|books|ids|edge_rows|(node|edge)_pb(\.pt)?", first) is not None
     suffixes = (".pt", ".pkl", ".bin", ".parquet")
     # by position and by kind: a notes.txt in part0 belongs to a user, and so does a mine/a.pt
-    return known and (path.is_dir() or path.suffix in suffixes or path.name == PART_FILE)
+    return known and (is_dir or path.suffix in suffixes or path.name == PART_FILE)
+
+
+class Target:
+    """Where a directory of partitions is written: a local path, or object storage.
+
+    What goes to object storage is written to the cache of this machine, and uploaded when it is
+    complete; the manifest goes last, and is removed first where it replaces another.
+
+    Args:
+        root: The path or URL.
+        overwrite: Whether partitions there may be replaced.
+        format: The format of the directory.
+
+    Raises:
+        ConfigError: The URL cannot work, or the format has no checksums, which a URL needs.
+    """
+
+    def __init__(self, root: FilePath, *, overwrite: bool, format: Format = "mapped") -> None:
+        self._storage: ObjectFolder | None = None
+        self._overwrite = self._overwrite_local = overwrite
+        self.path = Path(root).absolute()
+        """The local directory."""
+        if is_url(root):
+            if format != "mapped":
+                raise ConfigError(
+                    f'{root}: format="{format}" has no checksums, without which nothing is read '
+                    "from object storage: write it to a local directory, or leave format out"
+                )
+            self._storage = ObjectFolder(str(root), create=True)
+            self.path, self._overwrite_local = Cache().to_write(self._storage.url), True
+
+    def check(self) -> None:
+        """Check that the directory may be written, before anything is.
+
+        Raises:
+            ConfigError: See `check_target`.
+            ObjectStorageError: Object storage failed.
+        """
+        check_target(self.path, overwrite=self._overwrite_local)
+        if self._storage is not None:
+            self._check_objects(self._storage, self._storage.sizes())
+
+    def _check_objects(self, storage: ObjectFolder, objects: Iterable[str]) -> None:
+        others = [path for path in map(PurePath, objects) if not _may_be_partition_file(path)]
+        # without a manifest they are of an upload that was killed
+        has_graph = ROOT_FILE in objects
+        check_replaced(storage.url, others, has_graph=has_graph, overwrite=self._overwrite)
+
+    def publish(self, *, progress: bool) -> None:
+        """Upload the complete local directory; nothing to do for a local path.
+
+        Args:
+            progress: Show a bar.
+
+        Raises:
+            ConfigError: Something else was written there meanwhile.
+            ObjectStorageError: Object storage failed.
+        """
+        if (storage := self._storage) is None:
+            return
+        manifest, objects = (self.path / ROOT_FILE).read_bytes(), storage.sizes()
+        if ROOT_FILE in objects and storage.read(ROOT_FILE) == manifest:
+            return  # killed after the upload
+        self._check_objects(storage, objects)
+        # from here on nothing there is a graph, until the new manifest
+        storage.remove(objects.keys() & {ROOT_FILE})
+        files = [path for path in self.path.rglob("*") if path.is_file()]
+        names = {path.relative_to(self.path).as_posix() for path in files} - {ROOT_FILE}
+        total = sum(path.stat().st_size for path in files)
+        with showing(f"upload to {storage.url}", total, shown=progress):
+            storage.upload(self.path, sorted(names), note)
+        storage.remove(objects.keys() - {*names, ROOT_FILE})
+        storage.write(ROOT_FILE, manifest)
+
+    def clear(self) -> None:
+        """Remove the local directory of what was uploaded."""
+        if self._storage is not None:
+            shutil.rmtree(self.path)
 
 
 LOCK = "lock"
@@ -159,22 +260,24 @@ def _owner(fd: int) -> str:
 
 
 @contextmanager
-def complete_or_nothing(target: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield a directory beside ``target`` that takes its place at the end, or is removed.
+def complete_or_nothing(place: Target, *, progress: bool = False) -> Iterator[Path]:
+    """Yield a directory beside that of ``place`` that takes its place at the end, or is removed.
 
     Args:
-        target: The final path; no other process writes there meanwhile.
-        overwrite: Whether existing partitions may be replaced.
+        place: Where the result goes; no other process of this machine writes there meanwhile.
+        progress: Show a bar while it is uploaded.
 
     Raises:
-        ConfigError: See `check_target`.
+        ConfigError: See `Target.check`.
+        ObjectStorageError: Object storage failed.
         UsageError: Another process writes there.
     """
+    target = place.path
     target.parent.mkdir(parents=True, exist_ok=True)
     with only_writer(lock_of(target), target):
         clear_killed(target)
         # again: another writer may have ended since the first check
-        check_target(target, overwrite=overwrite)
+        place.check()
         # beside it: a rename is atomic within a file system, a copy between two is not
         work = Path(tempfile.mkdtemp(prefix=_PARTIAL.format(target.name), dir=target.parent))
         try:
@@ -185,6 +288,8 @@ def complete_or_nothing(target: Path, *, overwrite: bool) -> Iterator[Path]:
             _replace(target, folder, work)
         finally:
             shutil.rmtree(work, ignore_errors=True)
+        place.publish(progress=progress)
+        place.clear()
 
 
 _PARTIAL = ".{}.partial-"

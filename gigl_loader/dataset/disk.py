@@ -34,6 +34,7 @@ from gigl_loader.dataset.checks import (
     check_partitions,
     check_weights,
 )
+from gigl_loader.dataset.fetched import opened_root
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.mapped import (
     ROOT_FILE,
@@ -51,6 +52,7 @@ from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     EdgeDir,
     EdgeType,
+    FilePath,
     NodeType,
     edge_type_str,
     expanded_end,
@@ -115,11 +117,12 @@ def read_edges(root: Path, partition_idx: int, edge_type: EdgeType, edge_dir: Ed
     return reader.owned_edges(edge_type, partition_idx, edge_dir).edge_index
 
 
-def count_partitions(root: Any) -> int:
-    """Return how many partitions a directory holds."""
-    if is_mapped_format(Path(root)):
-        return read_header(Path(root))[0].num_partitions
-    return int(_load_meta(Path(root))["num_parts"])
+def count_partitions(root: FilePath, cache_dir: FilePath | None = None) -> int:
+    """Return how many partitions a directory holds; its URL is taken, too."""
+    with opened_root(root, (), cache_dir=cache_dir) as folder:
+        if is_mapped_format(folder):
+            return read_header(folder)[0].num_partitions
+        return int(_load_meta(folder)["num_parts"])
 
 
 @dataclass(frozen=True)

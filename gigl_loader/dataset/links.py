@@ -27,8 +27,9 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.dataset.adjacency import edges_of, kept_edges, label_adjacency
 from gigl_loader.dataset.by_type import Graph, PyGGraph
 from gigl_loader.dataset.checks import check_edge_type
-from gigl_loader.dataset.directory import check_target, complete_or_nothing
+from gigl_loader.dataset.directory import Format, Target, complete_or_nothing
 from gigl_loader.dataset.disk import load_tensor, read_edges, read_partition
+from gigl_loader.dataset.fetched import opened_root
 from gigl_loader.dataset.identity import GAMMA, mixed
 from gigl_loader.dataset.mapped import is_mapped_format
 from gigl_loader.dataset.pyg_graph import read_pyg
@@ -329,9 +330,9 @@ def split_partitions(
     """Split the links of a partition directory, with one partition in memory at a time.
 
     Args:
-        root: A directory that `DistDataset.load` reads.
-        output_root: Directory to write: a new path or an empty directory. Its datasets have label
-            edges by split, and the anchors as training, validation and test nodes.
+        root: A directory, or the URL of one, that `DistDataset.load` reads.
+        output_root: Directory to write: a new path, an empty directory or a URL. Its datasets have
+            label edges by split, and the anchors as training, validation and test nodes.
         edge_type: As in `split_links`; None in a homogeneous graph.
         num_val: As in `split_links`, and so are the splits of all links.
         num_test: As in `split_links`.
@@ -344,39 +345,40 @@ def split_partitions(
         ConfigError: ``output_root`` holds files, and as `DistDataset.load` and `split_links`.
         UsageError: Another process is writing to ``output_root``.
     """
-    root, target = Path(root), Path(output_root).absolute()
-    # partitions are read while others are written
-    if target == root.absolute():
-        raise ConfigError(f"output_root must be another directory than {root}")
-    check_target(target, overwrite=overwrite)
-    # the first one, to check the plan
-    view, _ = read_partition(root, 0, None)
-    if edge_type is None and view.is_heterogeneous:
-        raise ConfigError("edge_type is needed to split the links of a heterogeneous graph")
-    walked = [t for t in view.adjacency if not is_label_edge_type(t)]
-    plan = _make_plan(
-        edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, walked, rev_edge_types,
-        num_val, num_test, disjoint_train_ratio, seed,
-    )  # fmt: skip
-    # a second split of one type would add to the labels of the first, and leak them
-    if {_label_type(plan, split) for split in SPLITS} & view.adjacency.keys():
-        raise ConfigError(f"{root} has label edges of {plan.edge_type} already")
-    made: dict[str, Any] = {"method": "split_partitions", "seed": plan.seed}
-    with complete_or_nothing(target, overwrite=overwrite) as folder:
-        # beside the result, in the folder that `complete_or_nothing` removes
-        spill = folder.parent / "spill"
-        indices = range(view.num_partitions)
-        # An edge is stored with the expanded node, supervision with the anchor, whose owner may
-        # differ: a partition is complete once the links of all partitions were read.
-        for index in indices:
-            edges = read_edges(root, index, plan.edge_type, view.edge_dir)
-            _spill_links(edges, view, plan, spill, index)
-        shares = (
-            _split_share(*read_partition(root, index, view.edge_dir), plan, spill)
-            for index in indices
-        )
-        format = "mapped" if is_mapped_format(root) else "glt"
-        write_views(folder, shares, format=format, source=root, **made)
+    with opened_root(root) as folder:
+        format: Format = "mapped" if is_mapped_format(folder) else "glt"
+        target = Target(output_root, overwrite=overwrite, format=format)
+        # partitions are read while others are written
+        if target.path == folder.absolute():
+            raise ConfigError(f"output_root must be another directory than {root}")
+        target.check()
+        # the first one, to check the plan
+        view, _ = read_partition(folder, 0, None)
+        if edge_type is None and view.is_heterogeneous:
+            raise ConfigError("edge_type is needed to split the links of a heterogeneous graph")
+        walked = [t for t in view.adjacency if not is_label_edge_type(t)]
+        plan = _make_plan(
+            edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, walked, rev_edge_types,
+            num_val, num_test, disjoint_train_ratio, seed,
+        )  # fmt: skip
+        # a second split of one type would add to the labels of the first, and leak them
+        if {_label_type(plan, split) for split in SPLITS} & view.adjacency.keys():
+            raise ConfigError(f"{root} has label edges of {plan.edge_type} already")
+        made: dict[str, Any] = {"method": "split_partitions", "seed": plan.seed}
+        with complete_or_nothing(target) as new:
+            # beside the result, in the folder that `complete_or_nothing` removes
+            spill = new.parent / "spill"
+            indices = range(view.num_partitions)
+            # An edge is stored with the expanded node, supervision with the anchor, whose owner may
+            # differ: a partition is complete once the links of all partitions were read.
+            for index in indices:
+                edges = read_edges(folder, index, plan.edge_type, view.edge_dir)
+                _spill_links(edges, view, plan, spill, index)
+            shares = (
+                _split_share(*read_partition(folder, index, view.edge_dir), plan, spill)
+                for index in indices
+            )
+            write_views(new, shares, format=format, source=folder, **made)
 
 
 def _label_type(plan: _Plan, split: Split) -> EdgeType:

@@ -29,6 +29,7 @@ from gigl_loader.dataset.checks import (
     warn_not_numbers,
 )
 from gigl_loader.dataset.facts import PartitionFacts, make_schema
+from gigl_loader.dataset.fetched import opened_root
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.mapped import is_mapped_format, read_header
@@ -203,13 +204,17 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
         verify: Literal["background", "now", "off"] = "background",
         memory: Memory | None = None,
         edges: Edges = "own",
+        cache_dir: FilePath | None = None,
+        cache_size: int | str | None = None,
     ) -> "DistDataset":
-        """Return a partition from disk.
+        """Return a partition from disk, or from object storage.
 
         It reads directories of `partition_tables`, `partition_graph` and GLT's partitioners.
 
         Args:
-            root: The directory.
+            root: The directory, or its URL: ``s3://bucket/folder``, ``gs://``, ``az://`` or
+                ``file://``. The files of the partition, and those that all partitions share, are
+                then copied to this machine first, unless they are there.
             partition_idx: The partition to read.
             edge_dir: None: that of the directory. GLT's directories show it by their edges
                 (assigned by destination: ``"in"``; by source: ``"out"``; if both fit: ``"in"``).
@@ -231,10 +236,17 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
                 take 4 bytes an edge (8 from 2**31 nodes on) and 8 a node of memory, or of the page
                 cache with ``mmap``. Batches are the same. Some ranks or servers may have all edges
                 and others their own.
+            cache_dir: For a URL: where copies are kept, for all processes of this machine. None:
+                ``GIGL_LOADER_CACHE_DIR`` of the environment, or ``gigl_loader`` in the user's
+                cache.
+            cache_size: For a URL: most bytes of all copies, also as ``"2TB"``; those are removed
+                whose last use is longest ago and which no process uses. None: no limit.
 
         Raises:
             ConfigError: ``root`` does not exist, a file or partition is missing, damaged, changed
                 or of another run, or the edges do not fit ``edge_dir``; the message names it.
+            ObjectStorageError: Object storage failed, also after requests were repeated.
+            ResourceError: The disk is too small for the copy; nothing was copied.
         """
         if edge_dir is not None:
             check_edge_dir(edge_dir)
@@ -249,26 +261,30 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
             raise ConfigError(f'verify must be "background", "now" or "off", got {verify!r}')
         if edges not in get_args(Edges):
             raise ConfigError(f'edges must be "own" or "all", got {edges!r}')
-        if edges == "all":
-            disk.check_all_parts(root)
-        ours = is_mapped_format(Path(root))
-        # GLT's directories only: a wrong path gets the error that names the path
-        if mmap and not ours and (Path(root) / "META").exists():
-            raise ConfigError(
-                f"{root} is in GLT's format, which cannot be mapped: leave mmap out, or "
-                "partition the graph again"
-            )
-        # it lists all files, which is slow on a network disk
-        total = disk.bytes_to_read(root, partition_idx, edges) if progress else 0
-        with showing(f"load partition {partition_idx}", total, shown=progress):
-            if ours:
-                return cls._open(Path(root), partition_idx, edge_dir, whole_node_label_file,
-                                 "mapped" if mmap else "resident", verify, edges)  # fmt: skip
-            return cls._made(
-                *disk.read_partition(
-                    Path(root), partition_idx, edge_dir, whole_node_label_file, edges
+        with opened_root(
+            root, [partition_idx], edges, cache_dir=cache_dir, cache_size=cache_size,
+            progress=progress,
+        ) as folder:  # fmt: skip
+            if edges == "all":
+                disk.check_all_parts(folder)
+            ours = is_mapped_format(folder)
+            # GLT's directories only: a wrong path gets the error that names the path
+            if mmap and not ours and (folder / "META").exists():
+                raise ConfigError(
+                    f"{root} is in GLT's format, which cannot be mapped: leave mmap out, or "
+                    "partition the graph again"
                 )
-            )
+            # it lists all files, which is slow on a network disk
+            total = disk.bytes_to_read(folder, partition_idx, edges) if progress else 0
+            with showing(f"load partition {partition_idx}", total, shown=progress):
+                if ours:
+                    return cls._open(folder, partition_idx, edge_dir, whole_node_label_file,
+                                     "mapped" if mmap else "resident", verify, edges)  # fmt: skip
+                return cls._made(
+                    *disk.read_partition(
+                        folder, partition_idx, edge_dir, whole_node_label_file, edges
+                    )
+                )
 
     @classmethod
     def _open(

@@ -367,6 +367,19 @@ def read_part(root: Path, header: Header, partition_idx: int, *, edges_only: boo
     Raises:
         ConfigError: A file is missing or has another size, or the partition is of another run.
     """
+    part = read_part_manifest(root, header, partition_idx, edges_only=edges_only)
+    check_sizes(part)
+    return part
+
+
+def read_part_manifest(
+    root: Path, header: Header, partition_idx: int, *, edges_only: bool = False
+) -> Part:
+    """Return what `read_part` does, of a partition whose other files need not be there.
+
+    Raises:
+        ConfigError: It is missing, damaged or of another run.
+    """
     path = root / f"part{partition_idx}" / PART_FILE
     manifest, digest = read_manifest(path, UNCHECKED_VERSION)
     # before the digest, which also differs then, but does not name the reason
@@ -383,7 +396,6 @@ def read_part(root: Path, header: Header, partition_idx: int, *, edges_only: boo
     part = _part_of(manifest, path)
     if edges_only:
         part.arrays, part.files = dict(_edge_arrays(part)), {}
-    check_sizes(part)
     return part
 
 

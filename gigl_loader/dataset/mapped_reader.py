@@ -47,6 +47,7 @@ from gigl_loader.memory.tensors import (
     empty_shared,
     share_tensor,
 )
+from gigl_loader.objects.cache import hold
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 
 Memory = Literal["resident", "mapped"]
@@ -324,6 +325,8 @@ class MappedPart:
         edges: Edges = "own",
     ) -> None:  # fmt: skip
         self.root, self.partition_idx, self.memory, self.edges = root, partition_idx, memory, edges
+        # as long as this object lives: tables' ids are mapped on first use
+        self._in_use = hold(root)
         self.header, self._shared = read_header(root)
         # before the partition's files are opened, which would be missing
         check_partitions(self.header.num_partitions, partition_idx)

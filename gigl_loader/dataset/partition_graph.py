@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,9 +18,9 @@ from gigl_loader.dataset.checks import (
 from gigl_loader.dataset.directory import (
     Format,
     RowOrder,
+    Target,
     check_format,
     check_order,
-    check_target,
     complete_or_nothing,
 )
 from gigl_loader.dataset.disk import type_str
@@ -83,7 +82,9 @@ def partition_graph(
     Args:
         data: A PyG `Data` or `HeteroData`; `DistDataset.from_pyg` lists the attributes it reads.
         num_partitions: At least 1.
-        root: Directory to write: a path that does not exist, or an empty directory.
+        root: Directory to write: a path that does not exist, or an empty directory; or a URL
+            (``s3://bucket/folder``, ``gs://``, ``az://``), to which the partitions are uploaded
+            from the cache of this machine when they are complete.
         method: ``"contiguous"``: runs of ids of equal length, with the fastest look-up of owners;
             ``"random"``: equal parts at random; ``"metis"``: few edges between partitions (all node
             types together as one graph), needs the extra ``metis``.
@@ -113,6 +114,7 @@ def partition_graph(
     Raises:
         ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds files.
             Nothing was written.
+        ObjectStorageError: Object storage failed; nothing there is read as a graph.
         ResourceError: The disk is full, or a limit is reached. The written files are removed.
         UsageError: Another process is writing to ``root``.
     """
@@ -129,9 +131,9 @@ def partition_graph(
     metis = None
     if method == "metis" and (num_partitions > 1 or communities is not None):
         metis = import_metis("contiguous")
-    target = Path(root).absolute()
     # all errors of arguments come before anything is written
-    check_target(target, overwrite=overwrite)
+    target = Target(root, overwrite=overwrite, format=format)
+    target.check()
     source = read_pyg(data, supervision)
     warn_not_numbers(source.node_features)
     _check_names(source)
@@ -139,7 +141,7 @@ def partition_graph(
     if time_attr is not None:
         keep_neighbor_times(source, edge_dir, time_attr)
     with (
-        complete_or_nothing(target, overwrite=overwrite) as folder,
+        complete_or_nothing(target, progress=progress) as folder,
         showing("partition_graph", _bytes_to_write(source), shown=progress) as bar,
     ):
         bar.step("assigning nodes")

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError
+from gigl_loader.objects.storage import is_url
 
 _INSTEAD = "write partitions with partition_tables(...) or partition_graph(data, n, root) once"
 
@@ -31,7 +32,8 @@ def build_storage_dataset(
     GiGL; without a group it is partition 0. `DistDataset.load` says which.
 
     Args:
-        task_config_uri: The directory. In GiGL, a task configuration, which does not exist here.
+        task_config_uri: The directory, or its URL. In GiGL, a task configuration, which does not
+            exist here.
         sample_edge_direction: ``edge_dir`` of the dataset; None: the directory's.
         tf_record_uri_pattern: Of task configurations: None.
         splitter: The same: splits are stored with the partitions.
@@ -52,13 +54,12 @@ def build_storage_dataset(
             f"build_storage_dataset has no use for {named}: there are no task configurations here; "
             f"{_INSTEAD}, with splits and labels, and leave these out"
         )
-    root = Path(task_config_uri)
-    if not root.is_dir():
+    if not (is_url(task_config_uri) or Path(task_config_uri).is_dir()):
         raise ConfigError(
-            f"task_config_uri={str(root)!r} is no directory of partitions, which stands here in "
-            f"place of a task configuration: {_INSTEAD}, and give their directory"
+            f"task_config_uri={str(task_config_uri)!r} is no directory of partitions, which stands "
+            f"here in place of a task configuration: {_INSTEAD}, and give their directory"
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
-    dataset = DistDataset.load(root, rank, edge_dir=sample_edge_direction)
+    dataset = DistDataset.load(task_config_uri, rank, edge_dir=sample_edge_direction)
     dataset.max_labels_per_anchor_node = max_labels_per_anchor_node
     return dataset

@@ -31,6 +31,7 @@ from gigl_loader.inference.layers import (
 )
 from gigl_loader.inference.modules import Norm
 from gigl_loader.inference.results import (
+    Destination,
     ParquetRows,
     Results,
     ToOriginal,
@@ -66,8 +67,8 @@ class NodeEmbeddings:
     """``[num_own]`` int64, global ids, ascending."""
     values: Tensor
     """``[num_own, width]``, one row per id; in a mapped file if ``out`` was given."""
-    path: Path | None
-    """The file, ``.npy`` or ``.parquet``."""
+    path: Path | str | None
+    """The file, ``.npy`` or ``.parquet``; its URL in object storage."""
 
     def __repr__(self) -> str:
         where = "" if self.path is None else f", {str(self.path)!r}"
@@ -116,10 +117,13 @@ def full_graph_inference(
             of one type at a time. A callable may also have the parameters ``edge_weight``,
             ``edge_attr`` and ``n_id`` (global ids of the rows of ``x_src``).
         dataset: This rank's partition; ranks with the same one share its nodes. Or a graph store.
-        out: A folder; each rank writes ``part-RANK.npy`` and ``part-RANK.ids.npy``, or
-            ``part-RANK.parquet``; on a heterogeneous graph in a folder for each node type. Only
-            complete files have these names. Files that begin with ``_`` serve a later run, and may
-            be deleted. During the run it also holds the layer before. None: all stays in memory.
+        out: A folder, or its URL (``s3://bucket/folder``, ``gs://``, ``az://``), to which results
+            are uploaded from the cache of this machine when all ranks have theirs, and
+            ``_manifest.json`` last. Each rank writes ``part-RANK.npy`` and
+            ``part-RANK.ids.npy``, or ``part-RANK.parquet``; on a heterogeneous graph in a folder
+            for each node type. Only complete files have these names. Files that begin with ``_``
+            serve a later run, and may be deleted. During the run it also holds the layer before.
+            None: all stays in memory.
         batch_size: Destination rows of a chunk, whose in-neighbours have to fit in memory about
             five times. None: as many as have 8 MiB of features, by the mean number of neighbours.
         device: Device of the layers; None: that of the model's parameters.
@@ -139,11 +143,15 @@ def full_graph_inference(
         layer computes.
 
     Raises:
-        ConfigError: The model or graph does not fit, or ``out`` holds results of another run.
+        ConfigError: The model or graph does not fit, or ``out`` holds results of another run; a URL
+            with complete results is refused.
+        ObjectStorageError: Object storage failed; called again, only the upload is repeated.
         UsageError: The model is in training mode.
         PeerError: A rank ended, or a storage server.
     """
     _check(out, batch_size, dtype, format)
+    with report_failure_to_ranks("could not begin its inference", group):
+        destination = Destination(out)
     exchange = RankExchange(group, "layers were computed")
     # arguments were checked before: from here on ranks wait for each other
     graph = _graph(dataset, exchange)
@@ -172,17 +180,21 @@ def full_graph_inference(
     with ExitStack() as stack:
         # Some ranks may have a part of another run, and others none.
         with report_failure_to_ranks("could not begin its inference", group):
-            results = _results(graph, exchange.rank, out, identity, ending, stack)
+            folder = destination.folder
+            results = _results(graph, exchange.rank, folder, identity, ending, stack)
             # After digest() and bytes_with_neighbors(), which fetched samples of nodes: from now on
             # edges are kept by the first id of a range.
             if isinstance(graph, StoredGraph):
-                _keep_edges(graph, layers, out, stack)
+                _keep_edges(graph, layers, folder, stack)
             files = {}
             if format == "parquet":
                 files = _parquet_files(results, graph, dataset, batch_size, stack)
         values = run.compute(results, files, line)
+    destination.publish(exchange, group)
     embeddings = {
-        name: NodeEmbeddings(graph.owners.own_ids[name], rows, results[name].path())
+        name: NodeEmbeddings(
+            graph.owners.own_ids[name], rows, destination.name_of(results[name].path())
+        )
         for name, rows in values.items()
     }
     return embeddings if graph.is_heterogeneous else embeddings[DEFAULT_HOMOGENEOUS_NODE_TYPE]
@@ -238,7 +250,7 @@ def _parameters(model: Any) -> list[Tensor]:
 def _results(
     graph: GraphSource,
     rank: int,
-    out: Any,
+    out: Path | None,
     identity: dict[str, Any],
     ending: str,
     stack: ExitStack,
@@ -246,7 +258,7 @@ def _results(
     """Return the folder for the rows of each type; one per type if there are types."""
     results = {}
     for name, ids in sorted(graph.owners.own_ids.items()):
-        folder = None if out is None else Path(out)
+        folder = out
         if folder is not None and graph.is_heterogeneous:
             # the name of a type may contain a slash
             folder = folder / quote(name, safe="")
@@ -255,11 +267,13 @@ def _results(
     return results
 
 
-def _keep_edges(graph: StoredGraph, layers: list[Layer], out: Any, stack: ExitStack) -> None:
+def _keep_edges(
+    graph: StoredGraph, layers: list[Layer], folder: Path | None, stack: ExitStack
+) -> None:
     norms = {norm for layer in layers for norm in layer.norms.values()}
     if len(layers) + len(norms) < 2:  # edges are read once
         return
-    kept = KeptTensors(None if out is None else Path(out))
+    kept = KeptTensors(folder)
     stack.callback(kept.close)
     # the inputs of all layers are fetched with the first one, or edges would be fetched twice
     weight = any(layer.weight for layer in layers) or any(norm.weighted for norm in norms)

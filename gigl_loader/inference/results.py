@@ -11,13 +11,19 @@ A folder (one per node type on a heterogeneous graph) has, for each rank (``part
                            ``LAYER - none ok`` where a layer computes nothing for the type
 
 Complete files have a name without an underscore; readers of Parquet ignore the others.
+
+What goes to object storage is written to the cache of this machine, where a killed run continues,
+and uploaded when all ranks have computed theirs. ``_manifest.json``, with the bytes of each file by
+its name, is last: results without it are not complete.
 """
 
 import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +34,77 @@ from torch import Tensor
 from gigl_loader.dataset.identity import digest_of
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import dtype_name
+from gigl_loader.objects.cache import Cache
+from gigl_loader.objects.storage import ObjectFolder, is_url
+from gigl_loader.ranks import RankExchange, report_failure_to_ranks
 
 logger = logging.getLogger(__name__)
+
+_MANIFEST = "_manifest.json"
+_RESULT = re.compile(r"(.*/)?part-\d{5}(\.ids)?\.(npy|parquet)")
+
+
+class Destination:
+    """Where the ranks of a run write.
+
+    Args:
+        out: A folder, or its URL; None: memory.
+
+    Raises:
+        ConfigError: The URL cannot work, or has results.
+        ObjectStorageError: Object storage failed.
+    """
+
+    def __init__(self, out: str | os.PathLike[str] | None) -> None:
+        self.folder = None if out is None else Path(out)
+        """The folder on this machine; None: memory."""
+        self._storage: ObjectFolder | None = None
+        if out is not None and is_url(out):
+            self._storage = ObjectFolder(str(out), create=True)
+            self.folder = Cache().to_write(self._storage.url)
+            if _MANIFEST in self._storage.sizes():
+                raise ConfigError(f"{out} has results: give out= another folder, or remove them")
+
+    def name_of(self, path: Path | None) -> Path | str | None:
+        """Return the final name of a file in the folder, which is a URL in object storage."""
+        if self._storage is None or self.folder is None or path is None:
+            return path
+        return f"{self._storage.url}/{path.relative_to(self.folder).as_posix()}"
+
+    def publish(self, exchange: RankExchange, group: Any) -> None:
+        """Upload this rank's complete files; collective. Nothing to do for a folder.
+
+        Args:
+            exchange: The ranks.
+            group: Their process group.
+
+        Raises:
+            ObjectStorageError: Object storage failed. The files of this machine are kept.
+            PeerError: Another rank failed.
+        """
+        storage, folder = self._storage, self.folder
+        if storage is None or folder is None:
+            return
+        exchange.gather(True, bool)  # all ranks have computed theirs
+        files = folder.rglob(f"part-{exchange.rank:05d}.*")
+        names = [path.relative_to(folder).as_posix() for path in files]
+        with report_failure_to_ranks("could not upload its results", group):
+            sizes = storage.upload(folder, names, lambda nbytes: None)
+        everyone = exchange.gather(sizes, dict[str, int])
+        with report_failure_to_ranks("could not complete the results", group):
+            if exchange.rank == 0:
+                written = {name: size for each in everyone for name, size in each.items()}
+                # of a run with more ranks that was killed: readers of Parquet take each file
+                results = {name for name in storage.sizes() if _RESULT.fullmatch(name)}
+                storage.remove(results - written.keys())
+                storage.write(_MANIFEST, json.dumps({"files": written}, indent=1).encode())
+        exchange.gather(True, bool)
+        # other ranks of this machine have files there, too
+        for path in [*folder.rglob(f"*part-{exchange.rank:05d}.*")]:
+            path.unlink()
+        for path in [*folder.glob("*"), folder]:
+            with suppress(OSError):
+                path.rmdir()
 
 
 class Results:

@@ -18,7 +18,6 @@ import os
 import shutil
 import time
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,9 +25,9 @@ from gigl_loader.dataset.directory import (
     LOCK,
     Format,
     RowOrder,
+    Target,
     check_format,
     check_order,
-    check_target,
     clear_killed,
     lock_of,
     only_writer,
@@ -36,6 +35,7 @@ from gigl_loader.dataset.directory import (
 from gigl_loader.dataset.metis import check_communities
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
+from gigl_loader.objects.storage import is_url
 from gigl_loader.sizes import parse_size
 from gigl_loader.tables.spec import METHODS, Edges, Method, Nodes, Report, TableGraph, read_graph
 
@@ -85,7 +85,9 @@ def partition_tables(
         edges: An `EdgeTable`, or several (one to sample, others with ``supervision``), or a dict of
             those by edge type.
         num_partitions: 1 to 1024.
-        root: Directory to write: a path that does not exist, or an empty directory.
+        root: Directory to write: a path that does not exist, or an empty directory; or a URL
+            (``s3://bucket/folder``, ``gs://``, ``az://``), to which the partitions are uploaded
+            from the cache of this machine when they are complete.
         method: ``"contiguous"``: equal runs of rows; ``"random"``: each row independently;
             ``"column"``: from a column; ``"ldg"``: few edges between partitions, edges read from
             disk; ``"metis"``: fewer, if the graph fits into memory.
@@ -93,7 +95,8 @@ def partition_tables(
         seed: For ``"random"`` and ``"metis"``.
         memory: Memory limit of the process, in bytes, or as ``"4GB"`` (10^9) or ``"4GiB"`` (2^30).
             Other data is spilled to ``scratch``.
-        scratch: A directory for spilled data and the state of the run. None: beside ``root``.
+        scratch: A directory for spilled data and the state of the run. None: beside ``root``, or
+            in the cache for a URL.
         threads: Threads of the engine. None: one for each CPU.
         drop_dangling: Leave out edges to unknown nodes, instead of an error.
         overwrite: Replace partitions at ``root``, and unfinished work of a run with other tables or
@@ -120,6 +123,7 @@ def partition_tables(
 
     Raises:
         ConfigError: An argument, a file or a row of a table cannot work; the message names it.
+        ObjectStorageError: Object storage failed; called again, only the upload is repeated.
         UsageError: Memory or disk are too small for the engine; finished work is kept. Or another
             process is writing to ``root`` or ``scratch``.
         ResourceError: The disk is full, or a file may not become so large; finished work is kept.
@@ -133,6 +137,9 @@ def partition_tables(
     check_communities(communities, num_partitions, method, METHODS)
     check_format(format)
     check_order(order, format)
+    place = Target(root, overwrite=overwrite, format=format)
+    if scratch is not None and is_url(scratch):
+        raise ConfigError(f"scratch must be a local directory, got {scratch!r}")
     if not isinstance(edge_rows, bool):
         raise WrongTypeError(f"edge_rows must be True or False, got {edge_rows!r}")
     if edge_rows and format != "mapped":
@@ -142,7 +149,7 @@ def partition_tables(
     if engine not in ENGINES:
         raise ConfigError(f'engine must be "duckdb" or "ray", got {engine!r}')
     # Beside `root`, so on the same file system: the last step is a rename.
-    target = Path(root).absolute()
+    target = place.path
     building = target.with_name(f".{target.name}.building")
     settings = {
         "graph": _fingerprint(graph), "num_partitions": num_partitions, "method": method,
@@ -151,8 +158,7 @@ def partition_tables(
         "communities": communities,
     }  # fmt: skip
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
-    check_root = partial(_check_root, folder, target, overwrite=overwrite)
-    check_root()
+    _check_root(folder, place)
     with _resumable_limits(target, folder), ExitStack() as stack:
         target.parent.mkdir(parents=True, exist_ok=True)
         stack.enter_context(only_writer(lock_of(target), target))
@@ -166,8 +172,9 @@ def partition_tables(
         of_others = not scratch and resumable.ResumableJob.is_of_others(folder, settings)
         finished = _left_behind(folder, building, target, of_others=of_others, overwrite=overwrite)
         if finished is not None:
+            _hand_over(place, folder, progress)
             return finished
-        check_root()  # again: another run may have ended since
+        _check_root(folder, place)  # again: another run may have ended since
         run_steps, count = stack.enter_context(resumable.runner_of(engine, limit, threads))
         job = resumable.ResumableJob(
             folder, settings, memory=limit, threads=count, progress=progress, run_steps=run_steps
@@ -182,8 +189,14 @@ def partition_tables(
                 shutil.rmtree(path, ignore_errors=True)
             raise
         _finish(report, building, target, format, limit, method=method, seed=seed)
-        shutil.rmtree(folder)  # last: until then, a killed run is recognised as ours
+        _hand_over(place, folder, progress)
     return report
+
+
+def _hand_over(place: Target, folder: Path, progress: bool) -> None:
+    place.publish(progress=progress)
+    shutil.rmtree(folder)  # after it: until then, a killed run is recognised as ours
+    place.clear()
 
 
 def _resumable_limits(target: Path, folder: Path) -> AbstractContextManager[None]:
@@ -197,11 +210,12 @@ def _resumable_limits(target: Path, folder: Path) -> AbstractContextManager[None
 def _left_behind(
     folder: Path, building: Path, target: Path, *, of_others: bool, overwrite: bool
 ) -> Report | None:
-    """Remove useless leftovers of a killed run; return its result, if it was finished."""
-    report = None
-    if is_done := _is_published(folder, building, target):
+    """Remove useless leftovers of a killed run; return its result, if that was finished."""
+    is_done = _is_published(folder, building, target)
+    if is_done:
         shutil.rmtree(_old_name(target), ignore_errors=True)
-        report = None if of_others else Report.read(target)
+        if not of_others:
+            return Report.read(target)
     if is_done or (of_others and overwrite):
         _log.info("removing %s, which a run that was killed left", folder)
         shutil.rmtree(folder)
@@ -209,13 +223,13 @@ def _left_behind(
     # directory than before.
     if not (folder / "job.json").exists():
         shutil.rmtree(building, ignore_errors=True)
-    return report
+    return None
 
 
-def _check_root(folder: Path, target: Path, *, overwrite: bool) -> None:
+def _check_root(folder: Path, place: Target) -> None:
     # Not in a resumed run: it was allowed then, and may have been killed between its renames.
     if not (folder / "job.json").exists():
-        check_target(target, overwrite=overwrite)
+        place.check()
 
 
 def _finish(

@@ -1,0 +1,1 @@
+"""Folders in object storage: read into a cache on this machine, and written from one."""

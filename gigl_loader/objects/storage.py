@@ -1,0 +1,186 @@
+"""A folder in object storage: S3, Google Cloud Storage, Azure, or a file system, by ``obstore``.
+
+Requests are repeated by ``obstore`` after an error of the server or of a connection, and a body
+goes on where it broke off. What fails after that is an error that names the object. Credentials
+come from the environment or the machine; none is in a URL, a message or a ``repr``.
+"""
+
+import importlib
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gigl_loader.errors import ConfigError, ObjectStorageError
+
+SCHEMES = ("s3", "gs", "az", "file")
+_READ_TIMEOUT_S, _REQUEST_TIMEOUT_S = 30.0, 600.0
+"""Seconds without a byte after which a request is repeated, and for a whole one: 64 MiB at 0.1
+MB/s."""
+_RETRIES = 8
+"""With pauses of 0.1 s that double up to 10 s: half a minute for a server that is overloaded."""
+_CHUNK_BYTES = 2**20
+_UPLOAD_BYTES, _MOST_UPLOADS, _PARALLEL_FILES = 16 * 2**20, 10_000, 4
+"""Bytes of a part of an upload; how many parts an object may have; files at a time, each in up to
+12 parts at a time."""
+
+
+def is_url(root: str | os.PathLike[str]) -> bool:
+    """Return whether ``root`` names a folder in object storage rather than a local one.
+
+    Raises:
+        ConfigError: It is a `Path` that was made from a URL, which loses a slash.
+    """
+    text = os.fspath(root)
+    scheme, _, rest = text.partition(":/")
+    if not isinstance(root, str) and scheme in SCHEMES:
+        raise ConfigError(f"{text} was a URL before it became a Path: give it as text")
+    return rest.startswith("/") and re.fullmatch(r"[A-Za-z][\w+.-]*", scheme) is not None
+
+
+class ObjectFolder:
+    """A folder in object storage; names of objects are paths below it.
+
+    All methods raise `ConfigError` if an object is missing, and `ObjectStorageError` if requests
+    were refused, or failed repeatedly.
+
+    Args:
+        url: ``s3://bucket/folder``, ``gs://bucket/folder``, ``az://container/folder`` or
+            ``file:///folder``.
+        create: Whether to make the folder of a ``file://`` URL; others need none.
+
+    Raises:
+        ConfigError: The URL has another form, or credentials in it; or obstore is not installed.
+    """
+
+    def __init__(self, url: str, *, create: bool = False) -> None:
+        self.url = _checked(url)
+        try:
+            from_url = importlib.import_module("obstore.store").from_url
+            self._obstore = importlib.import_module("obstore")
+        except ImportError as error:
+            raise ConfigError(
+                f'{self.url} needs obstore: run pip install "gigl_loader[objects]"'
+            ) from error
+        with self._named_errors(""):
+            self._store = from_url(self.url, **_options(self.url, create=create))
+
+    def __repr__(self) -> str:
+        return f"ObjectFolder({self.url!r})"
+
+    def read(self, name: str) -> bytes:
+        """Return a small object."""
+        with self._named_errors(name):
+            return bytes(self._obstore.get(self._store, name).bytes())
+
+    def size(self, name: str) -> int:
+        """Return the bytes of an object."""
+        with self._named_errors(name):
+            return int(self._obstore.head(self._store, name)["size"])
+
+    def chunks(self, name: str, start: int, stop: int) -> Iterator[Any]:
+        """Yield the bytes from ``start`` to ``stop`` of an object, as buffers in order."""
+        with self._named_errors(name):
+            result = self._obstore.get(self._store, name, options={"range": (start, stop)})
+            yield from result.stream(min_chunk_size=_CHUNK_BYTES)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of all objects below the folder, by name."""
+        with self._named_errors(""):
+            pages = self._obstore.list(self._store)
+            return {item["path"]: item["size"] for page in pages for item in page}
+
+    def write(self, name: str, content: Path | bytes) -> None:
+        """Write an object: it appears when it is whole, or not at all."""
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
+        part = max(_UPLOAD_BYTES, -(-size // _MOST_UPLOADS))
+        with self._named_errors(name):
+            self._obstore.put(self._store, name, content, chunk_size=part)
+
+    def upload(
+        self, folder: Path, names: Iterable[str], on_bytes: Callable[[int], None]
+    ) -> dict[str, int]:
+        """Write files below a local folder, several at a time; return the size of each.
+
+        ``on_bytes`` is called by this thread with the bytes of each written file.
+        """
+        sizes = {name: (folder / name).stat().st_size for name in names}
+        with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
+            written = pool.map(lambda name: self.write(name, folder / name), sizes)
+            for nbytes, _ in zip(sizes.values(), written, strict=True):
+                on_bytes(nbytes)
+        return sizes
+
+    def remove(self, names: Collection[str]) -> None:
+        """Remove objects that are there."""
+        with self._named_errors(""):
+            self._obstore.delete(self._store, list(names))
+
+    @contextmanager
+    def _named_errors(self, name: str) -> Iterator[None]:
+        """Raise errors that name the object and the cause, without the text of the library's.
+
+        That text has the whole response and its URL, which may be signed: it is not chained.
+        """
+        where = f"{self.url}/{name}".rstrip("/")
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{where} is missing{_code(error)}: what is written there was not finished, or the "
+                "URL is another one"
+            ) from None
+        except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
+            # the response is left out: some servers return what was signed, and with which key
+            line = re.split(r"[\n<{]", str(error), maxsplit=1)[0].strip(" :")
+            line = re.sub(r"\?\S*", "", re.sub(r"//[^/@\s]+@", "//", line))
+            if "169.254.169.254" in line:  # of machines in a cloud, asked last
+                line = "there are no credentials in the environment, and none of this machine"
+            raise ObjectStorageError(
+                f"{where}: object storage failed: {line}{_code(error)}"
+            ) from None
+
+
+def _code(error: Exception) -> str:
+    """Return the name that the server gives to its error, in brackets; "": it gives none."""
+    code = re.search(r"<Code>(\w+)</Code>", str(error))
+    return f" ({code[1]})" if code else ""
+
+
+def _checked(url: str) -> str:
+    """Return a URL without a slash at its end."""
+    parts = urlsplit(url)
+    # first: no other error may show a password or a signature
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ConfigError(
+            f"the URL {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path} has more than "
+            "a bucket and a folder: leave out what stands before @ and after ? or #, and give "
+            "credentials in the environment, as for the tools of the provider"
+        )
+    if parts.scheme not in SCHEMES or (parts.scheme == "file") == bool(parts.netloc):
+        raise ConfigError(
+            f"{url} must be s3://bucket/folder, gs://bucket/folder, az://container/folder or "
+            "file:///folder"
+        )
+    return url.rstrip("/")
+
+
+def _options(url: str, *, create: bool) -> dict[str, Any]:
+    if url.startswith("file:"):
+        return {"mkdir": create}
+    # a server of one's own that says so itself; never a request that was to be encrypted
+    is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    backoff = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10)}
+    return {
+        "client_options": {
+            "timeout": timedelta(seconds=_REQUEST_TIMEOUT_S),
+            "read_timeout": timedelta(seconds=_READ_TIMEOUT_S),
+            "allow_http": is_plain and url.startswith("s3:"),
+        },
+        "retry_config": {"max_retries": _RETRIES, "backoff": {**backoff, "base": 2}},
+    }
