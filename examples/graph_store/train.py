@@ -82,7 +82,8 @@ def main() -> None:
         loaders = partial(make_loader, dataset, args)
         result = train_nodes.train(args, loaders, dataset.fetch_node_feature_info().dim)
         if dist.get_rank() == 0:
-            print(f"test accuracy: {result:.4f}")
+            name = os.environ.get("GIGL_LOADER_JOB", "training")
+            print(f"{name}: test accuracy: {result:.4f}")
     finally:
         shutdown_compute_process()
 

@@ -4,16 +4,23 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from in_process import SECURITY, channel_of, create, joined, start, storage, take
-from store_cluster import HOST, tiny_partition
+from store_cluster import HOST, compute, free_port, info_of, processes, serve, tiny_partition
 from support.glt import RemoteDistSamplingWorkerOptions
 
-from gigl_loader import CustomSamplerOptions
+from gigl_loader import (
+    CustomSamplerOptions,
+    DistNeighborLoader,
+    GraphStoreInfo,
+    RemoteDistDataset,
+)
 from gigl_loader.client.absences import Absences
 from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.commands import stop_job
@@ -21,7 +28,7 @@ from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError
 from gigl_loader.graph_store import RemoteReceivingChannel
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
-from gigl_loader.testing import wait_until
+from gigl_loader.testing import batch_digest, wait_until
 from gigl_loader.transport import EndReason
 
 pytestmark = pytest.mark.multiprocess
@@ -38,16 +45,18 @@ def _has_producers(endpoint: Endpoint, count: int) -> bool:
     return len(endpoint.server.status()["producers"]) == count
 
 
-def _options(**changes: Any) -> RemoteDistSamplingWorkerOptions:
-    return RemoteDistSamplingWorkerOptions(
+def _options(**more: Any) -> dict[str, Any]:
+    """Return an argument of `create`."""
+    options = RemoteDistSamplingWorkerOptions(
         server_rank=[0, 1], num_workers=1, worker_concurrency=4, master_addr=HOST, master_port=1,
-        **changes,
+        **more,
     )  # fmt: skip
+    return {"worker_options": options}
 
 
 def _shared_key() -> dict[str, Any]:
     """Return arguments of `create` under a worker key that every job uses."""
-    return {"request_id": "the same", "worker_options": _options(worker_key="the same")}
+    return {"request_id": "the same", **_options(worker_key="the same")}
 
 
 def test_jobs_of_one_key_and_one_request_have_producers_of_their_own() -> None:
@@ -155,26 +164,24 @@ def test_what_happens_to_one_job_is_not_seen_by_another(
 
 
 def test_a_producer_beyond_the_memory_for_batches_is_refused_with_the_figures() -> None:
-    with storage(2, channel_memory=6 * 10**9) as endpoints, ExitStack() as stack:
-        address = endpoints[0].address
+    with storage(channel_memory=6 * 10**9) as (endpoint,), ExitStack() as stack:
         train, infer = (
-            stack.enter_context(joined(address, 2, job_name=name)) for name in ("train", "infer")
+            stack.enter_context(joined(endpoint.address, job_name=name))
+            for name in ("train", "infer")
         )
-        four = {"worker_options": _options(buffer_size="4GB", worker_key=None)}
-        create(train, "of 4 GB", **four)
+        of_4_gb = _options(worker_key=None, buffer_size="4GB")
+        create(train, "one", **of_4_gb)
         words = (
             r"may keep 6 GB of batches \(--channel-memory\), of which 4 GB are taken "
             r"\(train \(number 0\) 4 GB\); this producer needs 4 GB: channel_size=4 GB for each "
             r"of 1"
         )
         with pytest.raises(ConfigError, match=words):
-            create(infer, "too much", **four)
-        producers = [e.server.status()["producers"] for e in endpoints]
-        assert [len(numbers) for numbers in producers] == [1, 1], "nothing was started"
+            create(infer, "too much", **of_4_gb)
+        assert _has_producers(endpoint, 1), "nothing was started"
         train.close()
-        for endpoint in endpoints:
-            wait_until(partial(_has_producers, endpoint, 0), "it has left")
-        create(infer, "as much as there is", **four)
+        wait_until(partial(_has_producers, endpoint, 0), "it has left")
+        create(infer, "as much as there is", **of_4_gb)
 
 
 def test_a_job_beyond_the_most_waits_and_is_told_why() -> None:
@@ -277,3 +284,69 @@ def test_a_restarted_server_0_learns_of_the_jobs_by_those_who_come_back(
         for cluster in clusters:
             cluster.close()
         wait_until(lambda: later.jobs_served == 4, "all are over")
+
+
+# --- in processes of their own --------------------------------------------------------------------
+
+
+def _loader_of(info: GraphStoreInfo) -> DistNeighborLoader:
+    dataset = RemoteDistDataset(info, 0)
+    return DistNeighborLoader(
+        dataset, [3, 2], dataset.fetch_node_ids(), batch_size=4, seed=7, shuffle=True
+    )
+
+
+def _epoch(loader: DistNeighborLoader) -> list[str]:
+    loader.set_epoch(0)
+    return [batch_digest(batch) for batch in loader]
+
+
+def _is_watched(info: GraphStoreInfo, rank: int, folder: Path) -> None:
+    """Take an epoch alone, and once more beside the others."""
+    with _loader_of(info) as loader:
+        alone = _epoch(loader)
+        (folder / "alone").touch()
+        wait_until(lambda: len(list(folder.glob("begun *"))) == 3, "three others are there")
+        for _ in range(3):
+            assert _epoch(loader) == alone
+        wait_until((folder / "stopped").exists, "one of them was stopped")
+        assert _epoch(loader) == alone
+    (folder / "over").touch()
+
+
+def _is_beside(info: GraphStoreInfo, rank: int, folder: Path, name: str) -> None:
+    with _loader_of(info) as loader:
+        while not (folder / "over").exists():
+            _epoch(loader)
+            (folder / f"begun {name}").touch()
+
+
+def _is_stopped(info: GraphStoreInfo, rank: int, folder: Path) -> None:
+    with pytest.raises(JobStoppedError, match="job 'ill' was stopped"):
+        _is_beside(info, rank, folder, "ill")
+    (folder / "stopped").touch()
+
+
+def test_an_epoch_has_the_same_bits_beside_three_jobs_of_which_one_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", "of several jobs")
+    info, folder = info_of(2, 1), tmp_path / "told"
+    folder.mkdir()
+    with processes(tmp_path) as started:
+        for rank in range(2):
+            started.start(serve, info, rank, None)
+
+        def start_job(name: str, client: Callable[..., None], *more: str) -> Any:
+            # all have the address of one machine: only the name tells them apart
+            own = replace(info, compute_cluster_master_port=free_port())
+            run = partial(compute, job=name)
+            return started.start(run, own, 0, client, folder, *more, name=name)
+
+        jobs = [start_job("watched", _is_watched)]
+        wait_until((folder / "alone").exists, "the first one was alone", 120.0)
+        jobs += [start_job(name, _is_beside, name) for name in ("b", "c")]
+        jobs.append(start_job("ill", _is_stopped))
+        wait_until(lambda: (folder / "begun ill").exists(), "the last one takes batches", 120.0)
+        assert stop_job.main(["ill", f"{HOST}:{info.rpc_master_port}"]) == 0
+        started.join(jobs)
