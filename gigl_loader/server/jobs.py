@@ -445,8 +445,10 @@ class Jobs:
         self._max_jobs = max_jobs
         self._books: dict[str, JobBook] = {}
         self._arrivals = itertools.count()
-        self._over: dict[int, bool] = {}
-        """Jobs that are over by number, and whether they may come back."""
+        self._over: dict[int, None] = {}
+        """Numbers of jobs that are over, the oldest first."""
+        self._lapsed: dict[str, int] = {}
+        """By name the last job, if its clients were given up: they may still come back."""
         self.latest = -1
         """The latest job number that was heard of: a restarted server 0 has counted none."""
         self.served = 0
@@ -492,8 +494,8 @@ class Jobs:
                 )
         # This server may have been suspended for longer than its clients wait: when it continues,
         # all of them have hung up, and come back just after it has given them up.
-        may_go_on = self._over.get(join.job, True) and not book.running
-        if not may_go_on or (join.job in self._over and book.present):
+        has_lapsed = self._lapsed.get(book.name) == join.job and not book.present
+        if book.running or (join.job in self._over and not has_lapsed):
             what = "was away for too long"
             if book.running:
                 what = f"was away while the job was started again, as number {book.job}"
@@ -502,7 +504,9 @@ class Jobs:
                 f"{join.rank} {what}; start the job again",
                 EndReason.JOB_OVER,
             )
-        if self._over.pop(join.job, None) is not None:
+        if has_lapsed:
+            del self._lapsed[book.name]
+            self._over.pop(join.job, None)
             self.served -= 1  # it was counted too early
         else:  # this server process has counted nothing before it
             self.served = max(self.served, join.jobs_served)
@@ -517,6 +521,7 @@ class Jobs:
         begun = self._complete[: max(0, self._max_jobs - self.num_running)]
         for book in begun:
             self.latest += 1
+            self._lapsed.pop(book.name, None)  # this one takes its place
             book.begin(self.latest)
         return begun
 
@@ -564,9 +569,11 @@ class Jobs:
     def _end(self, book: JobBook) -> EndedJob:
         assert book.job is not None, "it runs"
         number, refused = book.job, list[tuple[Member, ConfigError]]()
-        self._over[number] = book.lapsed
-        while len(self._over) > _MOST_DEPARTED:
-            del self._over[next(iter(self._over))]
+        self._over[number] = None
+        if book.lapsed:
+            self._lapsed[book.name] = number
+        _forget_oldest(self._over)
+        _forget_oldest(self._lapsed)
         self.served += 1
         queued, book.arrived = book.end(), next(self._arrivals)
         for member in queued:
@@ -616,6 +623,11 @@ class Jobs:
         # names are as many as jobs, and a server serves them for months
         if book.is_empty:
             self._books.pop(book.name, None)
+
+
+def _forget_oldest(known: dict[Any, Any]) -> None:
+    while len(known) > _MOST_DEPARTED:
+        del known[next(iter(known))]
 
 
 # --- storage servers ------------------------------------------------------------------------------

@@ -334,13 +334,12 @@ class Presence:
         texts = self._jobs.describe({*never_came, *self._servers_known.away})
         away = tuple(self._servers_known.away)
         for member in members:
-            if member.join.role is Role.SERVER:
-                member.tell(stopped=self._stopped)
+            more = {"stopped": self._stopped} if member.join.role is Role.SERVER else {}
             status = texts.get(member.join.job_name, "") if member.job is None else ""
             member.tell(
                 status=status, jobs_served=self.jobs_served, lost=lost, away=away,
                 server=self.server.server_rank, incarnation=self.incarnation,
-                num_partitions=self.server.num_partitions, missing=never_came,
+                num_partitions=self.server.num_partitions, missing=never_came, **more,
             )  # fmt: skip
 
     # -- leaving ----------------------------------------------------------------------------------

@@ -116,6 +116,20 @@ def test_a_job_that_was_given_up_goes_on_when_it_comes_back_before_another() -> 
         jobs.readmit(client(1, job=0), others_until=200.0)
 
 
+def test_a_job_that_was_given_up_is_over_once_its_next_start_ran() -> None:
+    first, second = client(0, 1), client(0, 1)
+    jobs = joined(first)
+    jobs.begin()
+    first.gone_at = 1.0
+    assert leave(jobs, first) == [("train", 0)]
+    jobs.join(second)
+    assert begun(jobs) == [("train", 1, [0])]
+    assert leave(jobs, second) == [("train", 1)]
+    with pytest.raises(PeerError, match=r"job 0 .* is over: compute process 0 was away for too"):
+        jobs.readmit(client(0, 1, job=0), others_until=100.0)
+    assert (jobs.num_running, jobs.served) == (0, 2)
+
+
 def test_who_cannot_be_of_a_job_is_refused_and_the_next_one_waits() -> None:
     first, other, early = client(0), client(1), client(0, 5)
     jobs = joined(first)
