@@ -85,7 +85,7 @@ test:
 	exit $$failed
 
 test-all: lint
-	$(TESTED) python -m pytest -n 4 $(ARGS)
+	$(TESTED) python -m pytest -n 4 --hypothesis-profile=all $(ARGS)
 
 test-tls:
 	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 4 tests/remote tests/link tests/loader $(ARGS)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.draws import ALL
 
 # Here and in all that is started: each process would compile the package, and rewrite all tests,
 # anew; half of what a process that runs tests does before its first one.
@@ -29,12 +30,14 @@ _FEW_OBJECTS = 100_000
 """A search for garbage among so many takes some hundredths of a second."""
 
 settings.register_profile(
-    "gigl_loader",
+    "all",  # make test-all
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],  # by the clock: a busy machine would fail it
+    max_examples=ALL,
 )
-settings.load_profile("gigl_loader")
+settings.register_profile("half", settings.get_profile("all"), max_examples=ALL // 2)
+settings.load_profile("half")
 
 
 @pytest.hookimpl(trylast=True)  # once it is known which tests run

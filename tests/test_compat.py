@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.scripts import run_python
 
 import gigl_loader
 from gigl_loader import ConfigError, graph_store, utils
@@ -95,21 +96,22 @@ INSTALL = "from gigl_loader.compat import install\ninstall('gigl.distributed')\n
 def _run(script: str, *folders: Path) -> str:
     """Return what a script prints in a process of its own, which sees modules in ``folders``."""
     path = [f"import sys; sys.path[:0] = {[str(folder) for folder in folders]}"] if folders else []
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join([*path, script])],
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    done = run_python("-c", "\n".join([*path, script]))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_installing_loads_no_torch() -> None:
-    _run(
+    script = (
         f"{INSTALL}import gigl.distributed.dist_dataset as one, gigl.distributed\n"
         "import gigl.types.graph\n"
         "assert gigl.distributed.dist_dataset is one\n"
         "import sys; assert 'torch' not in sys.modules and 'gigl_loader.utils' not in sys.modules"
     )
+    done = subprocess.run(  # what is forked has imported all of it
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 SCRIPT = """
@@ -177,6 +179,7 @@ def _write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
+@pytest.mark.multiprocess
 def test_what_is_installed_of_the_other_package_stays(tmp_path: Path) -> None:
     theirs = _write(
         tmp_path,
@@ -196,6 +199,7 @@ def test_what_is_installed_of_the_other_package_stays(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.multiprocess
 def test_a_package_that_is_imported_already_is_not_replaced(tmp_path: Path) -> None:
     theirs = _write(tmp_path, {"mine/__init__.py": "", "mine/distributed.py": "VALUE = 1"})
     _run(

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader import ConfigError
 from gigl_loader.message import INPUT_ID, SEED_GROUP
@@ -31,7 +32,7 @@ def test_few_seeds_in_common_are_seen_exactly(inputs: list[list[int]], data: st.
             check_each_once(everyone, groups)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.integers(5_000, 9_000), st.integers(2, 64), st.integers(0, 2**40))
 def test_many_seeds(size: int, ranks: int, start: int) -> None:
     """Too many to be told whole: the same ones in another order, a tenth in common, none."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, padding_sizes
@@ -50,7 +51,7 @@ OF_NODES = (NODE, NODE_FEATURES, NODE_LABELS, TREE, ATTRIBUTE + "train_mask")
 OF_EDGES = (EDGE, EDGE_FEATURES, ATTRIBUTE + "weight")
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     seeds=st.integers(1, 5), more=st.integers(0, 40), edges=st.integers(0, 60),
     dead=st.integers(LEAST_DEAD, 30), dead_edges=st.integers(0, 70),
@@ -112,7 +113,7 @@ def _batch(nodes: int, edges: int) -> Data:
     return Data(x=torch.zeros(nodes, 1), edge_index=torch.zeros(2, edges, dtype=torch.int64))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     counts=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 900)), min_size=1, max_size=40),
     share=st.floats(0.01, 1),

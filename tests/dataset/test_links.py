@@ -6,6 +6,7 @@ import torch
 from dataset_reference import BUYS, KNOWS, REV_BUYS, E, Graph, N, as_index, by_type, graphs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import random_link_split
 
@@ -223,7 +224,7 @@ def _edges_of(datasets, edge_type, edge_dir):
 
 
 @settings(
-    max_examples=15,
+    max_examples=examples(15),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

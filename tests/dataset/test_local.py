@@ -8,6 +8,7 @@ import torch
 from dataset_reference import SMALL, E, Graph, N, check_partitions, graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 from torch_geometric.data import Data
 
 from gigl_loader.dataset.local import DistDataset
@@ -105,7 +106,7 @@ def test_another_process_reads_it_without_a_copy(tmp_path: Path) -> None:
     assert grown < 16, f"{grown:.0f} MiB grown, {before:.0f} before"
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(graphs())
 def test_what_is_shared_is_shared(graph: Graph) -> None:
     view = DistDataset.from_pyg(graph.to_pyg()).view()

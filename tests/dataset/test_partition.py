@@ -10,6 +10,7 @@ from dataset_reference import RING, SHOP, E, Graph, N, check_partitions, graphs,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.conditions import files_up_to
+from support.draws import examples
 
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition_graph import partition_graph
@@ -18,7 +19,7 @@ from gigl_loader.errors import ConfigError
 
 
 @settings(
-    max_examples=15,
+    max_examples=examples(15),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

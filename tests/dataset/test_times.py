@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import ConfigError, DistDataset
@@ -54,7 +55,7 @@ def test_rows_ascend_by_time_and_then_as_they_did(pairs, edge_dir: EdgeDir, data
     assert not view.times[E].is_float
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(PAIRS, st.sampled_from(["in", "out"]))
 def test_neighbours_times_are_the_same_over_partitions(pairs, edge_dir: EdgeDir) -> None:
     if len(pairs) == 5:

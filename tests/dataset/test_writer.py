@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from dataset_reference import RING, ring, write
-from support.scripts import run_python
+from support.scripts import ForkedPython, run_python
 
 from gigl_loader import UsageError, partition_graph
 from gigl_loader.dataset.directory import lock_of, only_writer
@@ -47,7 +47,7 @@ def test_a_second_writer_is_refused_and_a_killed_one_leaves_nothing_in_the_way(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "graph"
-    with subprocess.Popen(
+    with ForkedPython(
         [sys.executable, "-c", WRITER, str(root), "half"], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True,
     ) as other:  # fmt: skip

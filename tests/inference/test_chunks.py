@@ -9,6 +9,7 @@ import typed_layers
 from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader.dataset.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
@@ -21,7 +22,7 @@ from gigl_loader.memory.tensors import each_tensor
 BUYS, BOUGHT, KNOWS = typed_layers.BUYS, typed_layers.BOUGHT, typed_layers.KNOWS
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(1, 3), st.integers(0, 99), st.integers(1, 25), st.data())
 def test_chunks_are_all_edges_and_rows_whatever_others_have_done(
     world: int, seed: int, batch_size: int, draw: st.DataObject

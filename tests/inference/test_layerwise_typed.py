@@ -15,6 +15,7 @@ import typed_layers
 from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.inference import layerwise
@@ -49,7 +50,7 @@ def _same_typed(parts: list[Any], wanted: dict[str, torch.Tensor]) -> None:
 
 
 @example(2, 857, 1, 1, 2, 1)  # one rank has all edge features, and the other one none
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     st.integers(1, 3), st.integers(0, 1000), st.integers(1, 40), st.integers(1, 30),
     st.integers(0, 150), st.integers(1, 50),

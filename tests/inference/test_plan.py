@@ -8,6 +8,7 @@ import torch
 from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
@@ -34,7 +35,7 @@ def _plan(data: Any, exchange: Any) -> tuple[EdgePlan, Tensor]:
     return plan_edges(EDGE, view.adjacency[EDGE], shares, exchange), own
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(1, 3), st.integers(0, 999), st.integers(1, 30), st.integers(0, 90))
 def test_rows_behind_local_numbers_are_those_of_the_edges(
     world: int, seed: int, num_nodes: int, num_edges: int
@@ -54,7 +55,7 @@ def test_rows_behind_local_numbers_are_those_of_the_edges(
     assert torch.equal(found[:, order], data.edge_index)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     st.integers(1, 3), st.integers(0, 999), st.integers(1, 40), st.integers(0, 60),
     st.integers(1, 3),

@@ -7,6 +7,7 @@ import torch
 from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
@@ -19,7 +20,7 @@ FLAT = torch.arange(NUM_NODES, dtype=torch.float64) / 7
 """Rows of nodes by global id."""
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(1, 3), st.booleans(), st.data())
 def test_rows_of_any_nodes_on_any_ranks(world: int, ranges: bool, data: st.DataObject) -> None:
     """Repeats and no nodes too; two calls, so that memory is used again while rows are held."""

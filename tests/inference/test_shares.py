@@ -8,6 +8,7 @@ import torch
 from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.inference.local_graph import NodeShares
@@ -24,7 +25,7 @@ def _on_ranks(held: list[int], num_partitions: int, num_nodes: int = 60) -> list
     return run_threads(len(held), job)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(st.integers(0, 2), min_size=3, max_size=6).filter(lambda held: len({*held}) == 3),
     st.integers(1, 12),

@@ -10,6 +10,7 @@ import typed_layers
 from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 from torch import Tensor
 
 from gigl_loader.dataset.local import DistDataset
@@ -36,7 +37,7 @@ def test_ranges_are_all_nodes_in_order(count: int, world: int) -> None:
         assert one.owner(NODE, torch.arange(count)).tolist() == wanted
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(st.integers(1, 3), st.booleans(), st.booleans())
 def test_edges_of_a_partition(world: int, weight: bool, attr: bool) -> None:
     def job(exchange: ThreadExchange) -> None:

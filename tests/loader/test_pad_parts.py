@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pad_cases import check_dead, one_shape, real, seeds_of
+from support.draws import examples
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.testing import TinyGraph
@@ -32,7 +33,7 @@ def _trees(batch: Any, hops: int) -> list[Tree]:
     return [tree(seed, hops) for seed in range(batch.input_id.numel())]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     graph=st.builds(
         TinyGraph.random, st.integers(5, 60), st.integers(0, 300), seed=st.integers(0, 99)

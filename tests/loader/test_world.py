@@ -9,6 +9,7 @@ import torch
 import world_jobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader
 from gigl_loader.loader.epoch import EpochProgress
@@ -63,7 +64,7 @@ def _take(progresses: list[EpochProgress], total: int, steps: int) -> Iterator[l
         yield [None if position is None else position % total for position in now]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.integers(0, 40), RUNS, st.integers(1, 6), st.sampled_from([None, "drop", "wrap"]))
 def test_any_ranks_and_any_cuts(
     total: int, runs: list[tuple[int, int]], last: int, even: str | None

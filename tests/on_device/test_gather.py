@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.warp_kernels import WarpKernels
@@ -12,7 +13,7 @@ CPU = torch.device("cpu")
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     dtype=st.sampled_from(TYPES), shape=st.sampled_from([(), (1,), (3,), (4,), (7,), (2, 5)]),
     count=st.integers(0, 9),

@@ -11,6 +11,7 @@ import torch
 from device_questions import KEYS, Question, draw_of, questions, view_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader import compiled
 from gigl_loader.dataset.view import Adjacency, TimeOrder
@@ -26,7 +27,7 @@ ALL: tuple[TorchKernels, ...] = (TorchKernels(CPU), WarpKernels(CPU))
 each = pytest.mark.parametrize("kernels", ALL, ids=["torch", "warp"])
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(question=questions(), data=st.data())
 def test_draws_are_those_of_the_cpu(question: Question, data: st.DataObject) -> None:
     gaps = data.draw(st.lists(st.integers(0, question.ids.size), max_size=4))
@@ -239,7 +240,7 @@ SOME_IDS = st.lists(st.integers(0, 12) | st.integers(2**40, 2**40 + 2), max_size
 
 
 @each
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     roots=st.lists(SOME_IDS, min_size=1, max_size=3), hops=st.integers(0, 4), data=st.data()
 )  # fmt: skip
@@ -293,7 +294,7 @@ def _check_label(
 
 
 @each
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), bits=st.sampled_from([4, 40]))
 def test_labels_of_trees_are_those_of_the_cpu(
     kernels: TorchKernels, data: st.DataObject, bits: int

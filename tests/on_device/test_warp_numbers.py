@@ -5,6 +5,7 @@ import torch
 import warp as wp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader.on_device.torch_numbers import exponentials, row_keys, signed, units
 from gigl_loader.on_device.warp_programs import exponential_of, row_key_of, unit_of
@@ -42,7 +43,7 @@ def _check(ids: np.ndarray, key: int, wholes: np.ndarray) -> None:
     assert found.tolist() == wanted.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     key=st.integers(0, 2**64 - 1),
     pairs=st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**53 - 1)), max_size=20),

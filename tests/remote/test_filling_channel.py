@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conditions import SetConstants
+from support.draws import examples
 from support.sources import source_of
 
 from gigl_loader import (
@@ -238,7 +239,7 @@ def _check(batches: list[np.ndarray], found: list[dict[str, torch.Tensor]]) -> N
         assert np.array_equal(message["node_features"].numpy(), _rows(ids, "float32", (3,)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     trace=_traces(), share=st.sampled_from([None, 0.1, 0.4, 1.0]),
     ahead=st.sampled_from([None, 0, 3]), breaks=st.integers(0, 30) | st.just(1 << 60),
@@ -323,7 +324,7 @@ def _check_that_nothing_is_awaited(cache: RowCache) -> None:
 
 
 @given(st.integers(0, 1000), st.integers(1, 30))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_with_all_batches_known_as_many_rows_are_fetched_as_at_best(seed: int, size: int) -> None:
     """Though slots are planned for later rows while those of earlier batches are on their way."""
     random = np.random.default_rng(seed)

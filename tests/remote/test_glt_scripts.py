@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from store_cluster import free_port
+from support.scripts import ForkedPython
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
@@ -91,7 +92,7 @@ def _run(root: Path) -> str:
             command = [sys.executable, str(root / f"{name}.py"), f"--rank={rank}", *words, *more]
             with log.open("w") as output:  # a session of its own: what it starts ends with it
                 started.append(
-                    subprocess.Popen(
+                    ForkedPython(
                         command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
                     )
                 )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 from torch_geometric.data import HeteroData
 
 from gigl_loader import DistDataset
@@ -73,7 +74,7 @@ def test_only_replicas_answer_for_each_other() -> None:
 PARTS = {count: PLAIN.partitions(count) for count in (1, 2, 3)}
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(partitions=st.sampled_from(list(PARTS)), more=st.integers(0, 5), ranks=st.integers(1, 3))
 def test_all_servers_together_have_each_node_once(partitions: int, more: int, ranks: int) -> None:
     """However many replicas there are, and whoever asks for a share of each."""

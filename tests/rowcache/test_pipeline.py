@@ -10,6 +10,7 @@ import pytest
 from cache_cases import OWNER, cache_of, plan_of, read_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.schema import EdgeDir
@@ -40,7 +41,7 @@ class _PlannedBefore:
         return self.plans.pop(number) if number in self.plans else self._cache.plan(number, wanted)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     share=st.sampled_from([0.01, 0.1, 0.4, 1.0]),
     parts=st.integers(2, 3),

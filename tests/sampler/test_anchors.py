@@ -23,6 +23,7 @@ from link_reference import (
     shop,
 )
 from support import glt
+from support.draws import examples
 
 from gigl_loader.dataset.links import split_links
 from gigl_loader.dataset.local import DistDataset
@@ -32,7 +33,7 @@ from gigl_loader.sampler.anchors import anchor_sampler
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.testing import as_worker_gets
 
-SMALL = settings(max_examples=40, derandomize=True)
+SMALL = settings(max_examples=examples(40), derandomize=True)
 
 
 def _shop() -> LinkGraph:

@@ -7,6 +7,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
@@ -67,7 +68,7 @@ def _fits(found: BatchBounds, bound: BatchBounds) -> bool:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     hops=st.integers(0, 3), data=st.data(), edge_dir=st.sampled_from(["in", "out"]),
     disjoint=st.booleans(), repeat=st.booleans(), number=st.integers(0, 2**32),

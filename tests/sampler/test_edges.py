@@ -13,6 +13,7 @@ from edge_cases import cases, sample_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from link_reference import edge_pairs, edge_stores
+from support.draws import examples
 
 from gigl_loader import ConfigError
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
@@ -28,7 +29,7 @@ from gigl_loader.testing import (
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(case=cases(), count=st.sampled_from([1, 2, 3]), cut=st.integers(0, 10**6))
 def test_any_batch_of_edges(case, count: int, cut: int) -> None:
     """What PyG says of a batch, whatever was drawn; and the same bits over any partitions."""
@@ -59,7 +60,7 @@ def test_any_batch_of_edges(case, count: int, cut: int) -> None:
         check_same_batches([found], [batch])
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(case=cases(), count=st.sampled_from([1, 2]))
 def test_strict_negatives_are_no_edges(case, count: int) -> None:
     graph, edge_type, plan, edges, edge_dir, how = case

@@ -8,6 +8,7 @@ import torch
 from expansion_cases import cases, plan_of, sample, stores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader import ConfigError
 from gigl_loader.options import ExpansionOptions, SourceOptions
@@ -22,7 +23,7 @@ from gigl_loader.testing import (
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(case=cases(), count=st.integers(1, 3), cut=st.integers(0, 10**6))
 def test_each_tree_is_the_batch_of_one_seed(case, count: int, cut: int) -> None:
     """As to shape; and the first tree, whose draws have the same keys, as to every edge."""
@@ -58,7 +59,7 @@ def test_each_tree_is_the_batch_of_one_seed(case, count: int, cut: int) -> None:
             assert full[0].e_id[of_tree].tolist() == wanted
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(case=cases(), with_weight=st.booleans(), count=st.integers(1, 3))
 def test_labor_draws_as_many_as_uniform_does(case, with_weight, count) -> None:
     graph, seeds, fanout, edge_dir = case

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 from support.scripts import run_python
 
 from gigl_loader.collate.pyg import to_data, to_hetero_data
@@ -78,7 +79,7 @@ def cases(draw):
     return graph, draw(st.sampled_from(["in", "out"])), fanouts, seeds, how
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(case=cases(), with_edge=st.booleans())
 def test_any_batch_satisfies_the_reference(case, with_edge: bool) -> None:
     graph, edge_dir, fanouts, seeds, how = case
@@ -98,7 +99,7 @@ def test_any_batch_satisfies_the_reference(case, with_edge: bool) -> None:
         check_same_batches([batch], [fresh])
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     case=cases(), count=st.sampled_from([2, 3]), cut=st.integers(0, 10**6),
     same_host=st.sets(st.integers(0, 2)),

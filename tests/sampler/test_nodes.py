@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader.sampler.nodes import BatchNodes, NodeLabels, TreeLabels
 
@@ -16,7 +17,7 @@ def _array(ids: list[int]) -> np.ndarray:
     return np.array(ids, np.int64)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(seeds=IDS, more=st.lists(IDS, max_size=4), asked=IDS)
 def test_labels_count_up_in_order_of_first_appearance(
     seeds: list[int], more: list[list[int]], asked: list[int]
@@ -67,7 +68,7 @@ def test_a_batch_is_labelled_in_memory_of_the_batch() -> None:
 TREE_IDS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), min_size=1, max_size=40)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(roots=st.lists(st.integers(0, 30), min_size=6, max_size=6),
        more=st.lists(TREE_IDS, max_size=4), num_trees=st.sampled_from([6, 7, 5000]))  # fmt: skip
 def test_labels_of_trees_count_up_too(roots, more, num_trees: int) -> None:

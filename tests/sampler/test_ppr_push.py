@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from push_cases import push, vector
+from support.draws import examples
 
 from gigl_loader.sampler.plan import DrawRequest
 from gigl_loader.sampler.reader import GraphReader
@@ -26,7 +27,7 @@ def exact(edges: list[tuple[int, int]], num_nodes: int, seed: int, alpha: float)
 PAIRS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=40)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(PAIRS, st.floats(0.05, 0.95), st.floats(-6, -0.5), st.lists(st.integers(0, 11), max_size=4))
 def test_the_bound_of_the_source_holds(pairs, alpha, log_eps, seeds) -> None:
     """On undirected graphs; edges may be repeated, and nodes may have none."""

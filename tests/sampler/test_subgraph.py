@@ -8,6 +8,7 @@ import torch
 from expansion_cases import cases, plan_of, sample, stores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 from torch_geometric.sampler.base import HeteroSamplerOutput, SamplerOutput
 
 from gigl_loader.sampler.neighbor import subgraph_sampler
@@ -16,7 +17,7 @@ from gigl_loader.testing import (
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(case=cases(), count=st.integers(1, 3), cut=st.integers(0, 10**6))
 def test_an_induced_subgraph_has_all_edges_between_its_nodes(case, count, cut) -> None:
     graph, seeds, fanout, edge_dir = case
@@ -62,7 +63,7 @@ TO, BACK = ("user", "to", "item"), ("item", "to", "user")
         pytest.param([TO, ("item", "rev_other", "user")], id="reverse of another name"),
     ],
 )
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(data=st.data())
 def test_bidirectional_edges_are_those_of_pyg(relations, data) -> None:
     """The oracle is PyG's own conversion, on the directional batch."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader import ConfigError, DistDataset
 from gigl_loader.collate.pyg import add_edge_labels, to_data, to_hetero_data
@@ -173,7 +174,7 @@ def _check_draw(found, possible, fanout, replace, *, last) -> None:
         assert all(time >= oldest for time, edge_id in possible if edge_id in found)
 
 
-@settings(max_examples=35)
+@settings(max_examples=examples(35))
 @given(case=cases(), count=st.integers(1, 3), cut=st.integers(0, 10**6), data=st.data())
 def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> None:
     """Ties, equal times, windows, types without time; the same bits over several partitions."""
@@ -213,7 +214,7 @@ def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> Non
     _check_times(found[0], case, seed_times)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(case=cases(), kind=st.sampled_from([None, "binary", "triplet"]), data=st.data())
 def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
     graph, times, fanouts, edge_dir, _, _ = case

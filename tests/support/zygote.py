@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import util
+from multiprocessing import resource_tracker, util
 from typing import Any
 
 from gigl_loader import processes, system
@@ -326,6 +326,10 @@ def run(message: tuple[str, dict[str, str], str, bool], fds: list[int]) -> None:
     # also the zygote's socket: as long as a child holds it, the trainer's end is not noticed
     _close_all_but(*fds[STREAMS:])
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has put another there
+    # Its pipe is among those closed above: what multiprocessing writes to the tracker would go to
+    # the file that has the number next.
+    tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    tracker._fd = tracker._pid = None
     # by os.environ, not as a new dict: C code reads the variables with getenv()
     os.environ.clear()
     os.environ.update(environment)

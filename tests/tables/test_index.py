@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.tables import id_index
@@ -19,7 +20,9 @@ TEXTS, INTEGERS = st.text(max_size=20), st.integers(-(2**63), 2**63 - 1)
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.data(), st.sampled_from([TEXTS, INTEGERS]))
 def test_it_finds_what_a_dict_finds(

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
 from gigl_loader.tables import id_index, node_ids
@@ -31,7 +32,7 @@ def _table(folder: Path, files: list[list[Any]], kind: Any = None) -> Table:
     return Table(_job(folder), "t", where, "nodes of 'n'")
 
 
-@settings(max_examples=25, deadline=None,
+@settings(max_examples=examples(25), deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=3),
        st.integers(1, 5))  # fmt: skip

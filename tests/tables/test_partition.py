@@ -11,6 +11,7 @@ import torch
 from dataset_reference import E, Graph, N, by_type, homogeneous
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.draws import examples
 from table_graphs import Tables, check, tables
 
 from gigl_loader.dataset.adjacency import edges_of
@@ -27,7 +28,7 @@ INTS = pa.list_(pa.int64(), 2)
 
 
 @settings(
-    max_examples=8,
+    max_examples=examples(8),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -91,7 +92,7 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
 
 
 @settings(
-    max_examples=8,
+    max_examples=examples(8),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.scripts import ForkedPython
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, UsageError, partition_tables
 from gigl_loader.errors import ConfigError
@@ -57,7 +58,7 @@ def test_of_two_runs_at_once_the_second_is_refused_and_the_first_one_ends(
     given = _tables(tmp_path / "tables") | {"root": str(tmp_path / "graph")}
     if scratch:  # two roots, and one scratch directory
         given["scratch"] = str(tmp_path / "scratch")
-    with subprocess.Popen(
+    with ForkedPython(
         [sys.executable, "-c", WRITER, json.dumps(given)], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True,
     ) as other:  # fmt: skip
@@ -80,7 +81,7 @@ def test_of_two_runs_at_once_the_second_is_refused_and_the_first_one_ends(
 @pytest.mark.multiprocess
 def test_a_killed_run_does_not_keep_the_next_one_out(tmp_path: Path) -> None:
     given = _tables(tmp_path / "tables") | {"root": str(tmp_path / "graph")}
-    with subprocess.Popen(
+    with ForkedPython(
         [sys.executable, "-c", WRITER, json.dumps(given)], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True,
     ) as other:  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from support.draws import examples
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.transport import codec
@@ -86,7 +87,7 @@ def same(left: object, right: object) -> bool:
     return type(left) is type(right) and left == right
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(MESSAGES)
 def test_what_is_encoded_comes_back(message: Message) -> None:
     assert same(message, there_and_back(message, Message))
@@ -167,7 +168,7 @@ def test_bytes_that_are_no_header_are_refused(data: bytes) -> None:
         pass
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(MESSAGES, st.data())
 def test_a_changed_byte_is_refused_or_still_of_the_type(
     message: Message, data: st.DataObject

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from service import SECURITIES
+from support.draws import examples
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.transport.codec import IncomingArray, decode, encode
@@ -86,7 +87,7 @@ def views_of(data: bytes | bytearray, sizes: list[int]) -> list[memoryview]:
 
 
 @pytest.mark.parametrize("mode", SECURITIES)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     sent=st.lists(st.integers(0, 40_000), max_size=8),
     received=st.lists(st.integers(0, 40_000), max_size=8),

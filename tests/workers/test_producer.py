@@ -10,6 +10,7 @@ from fake_workers import drain, make_producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conditions import SetConstants
+from support.draws import examples
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.rowcache.look_ahead import LookAhead
@@ -46,7 +47,7 @@ def _expected(seeds: torch.Tensor, how: dict, epoch: int, seed: int = 3) -> list
     return batches[:-1] if how["drop_last"] and batches and len(batches[-1]) < size else batches
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(setup=setups(), in_order=st.booleans())
 def test_every_epoch_has_every_seed_once(setup, in_order: bool) -> None:
     seeds, how = setup
@@ -90,7 +91,7 @@ def test_slots_come_back_where_no_task_is_left_to_carry_them() -> None:
     producer.shutdown()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(setup=setups(), breaks=st.lists(st.integers(0, 6), max_size=4), in_order=st.booleans())
 def test_a_broken_off_epoch_leaves_no_trace(setup, breaks: list[int], in_order: bool) -> None:
     seeds, how = setup
@@ -124,7 +125,7 @@ def test_what_is_left_of_a_broken_off_epoch_is_not_sampled() -> None:
     producer.shutdown()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(setup=setups())
 def test_content_does_not_depend_on_workers_order_or_memory(setup) -> None:
     seeds, how = setup
@@ -294,7 +295,7 @@ def hasty(constants: SetConstants) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(setup=setups(), in_order=st.booleans(), lot=st.integers(0, 10_000).map(random.Random))
 def test_lost_workers_cost_no_batch(setup, in_order: bool, lot) -> None:
     """Same batches, same bits, in the same order, whichever workers die when, but not of a batch.

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.draws import examples
 
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.source.sampled_input import num_batches
@@ -131,7 +132,7 @@ class Streams(RuleBasedStateMachine):
 
 
 TestStreams = Streams.TestCase
-TestStreams.settings = settings(max_examples=100, stateful_step_count=40)
+TestStreams.settings = settings(max_examples=examples(100), stateful_step_count=40)
 
 
 @given(counts=st.lists(st.integers(0, 8), min_size=1, max_size=5))
