@@ -4,7 +4,7 @@ import copy
 import os
 import signal
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -336,15 +336,17 @@ def _by_type(out: Any) -> Any:
     return {"": out} if isinstance(out, Tensor) else out
 
 
-def same_by_rank(rank: int, world: int) -> None:
+def same_by_rank(rank: int, world: int, names: Sequence[str] = ()) -> None:
+    """All models, or those with ``names`` and the one by type."""
     data = graph().apply(lambda t: t.double() if t.is_floating_point() else t)
     dataset = partition(data, rank, world)
     models = {name: MODELS[name] for name in SUMS}
     models["GAT, dropout"] = _model("GAT", heads=2, dropout=0.4)
     for name, make in models.items():
-        _compare_sequential(name, make, data, dataset, lambda d: (d.x, d.edge_index))
+        if not names or name in names:
+            _compare_sequential(name, make, data, dataset, lambda d: (d.x, d.edge_index))
     for name, (make, kind) in WITH_EDGES.items():
-        if name not in ("NN", "Transformer"):
+        if not names and name not in ("NN", "Transformer"):
             inputs = partial(_with_edges, f"edge_{kind}")
             _compare_sequential(f"{name} with edges", make, data, dataset, inputs)
     typed = typed_graph()

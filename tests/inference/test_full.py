@@ -27,9 +27,13 @@ def test_outputs_and_gradients_are_those_of_one_process(
 
 
 @ranks
-@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.wide), 3])
-def test_one_rank_at_a_time_gives_the_same(world: int, tmp_path: Path) -> None:
-    run_ranks(full_jobs.same_by_rank, world_size=world, tmp_path=tmp_path)
+@pytest.mark.parametrize(
+    ("world", "names"),
+    [(2, []), (3, ["SAGE", "GAT"]), pytest.param(3, [], marks=pytest.mark.wide)],
+    ids=["two", "three", "three, all"],
+)
+def test_one_rank_at_a_time_gives_the_same(world: int, names: list[str], tmp_path: Path) -> None:
+    run_ranks(full_jobs.same_by_rank, names, world_size=world, tmp_path=tmp_path)
 
 
 @pytest.mark.parametrize("job", ["same_as_one_process", "same_by_type", "against_the_edges"])

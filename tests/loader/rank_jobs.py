@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pickle
@@ -22,6 +23,7 @@ from support.sources import source_of
 from gigl_loader import (
     BaseDistLoader,
     ConfigError,
+    DistDataset,
     DistLinkNeighborLoader,
     DistNeighborLoader,
     PeerError,
@@ -173,7 +175,7 @@ def even_steps(rank: int, size: int) -> None:
     cases: tuple[tuple[EvenRanks | None, int], ...] = (("drop", 2), ("wrap", 3), (None, 3 - rank))
     for even, steps in cases:
         with DistNeighborLoader(
-            dataset, [2], torch.arange(9), batch_size=2, even_ranks=even, seed=1,
+            dataset, [2], torch.arange(9), batch_size=2, even_ranks=even, seed=1, num_workers=0,
         ) as loader:  # fmt: skip
             for _ in range(2):
                 found = [batch.batch.tolist() for batch in loader]
@@ -443,11 +445,16 @@ def cases_without_faults(rank: int, size: int, folder: Path) -> None:
     an_input_that_is_refused_on_one_rank(rank, size)
 
 
+@functools.cache
+def _big_partition(rank: int, size: int) -> DistDataset:
+    return TinyGraph.random(600, 9000).partitions(size)[rank]
+
+
 def _big_loader(rank: int, size: int, **how) -> DistNeighborLoader:
     """Return a loader whose workers ask each other, as those of two machines do."""
     os.environ[SAME_MEMORY_VARIABLE] = "0"
     return DistNeighborLoader(
-        TinyGraph.random(600, 9000).partitions(size)[rank], [5, 5], torch.arange(600).repeat(20),
+        _big_partition(rank, size), [5, 5], torch.arange(600).repeat(20),
         batch_size=2, seed=2, **how,
     )  # fmt: skip
 
@@ -484,7 +491,7 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
     rank 1 notices it well before rank 0 gives it up.
     """
     with _big_loader(rank, size, max_restarts=0) as loader:
-        expected = [batch_tensors(batch) for batch in itertools.islice(loader, 200)]
+        expected = [batch_tensors(batch) for batch in itertools.islice(loader, 150)]
     dist.barrier()
     producer._STOPPED_SHARE = 0.01  # so that the test is short: 1.2 s, and rank 0 waits for 96
     with _big_loader(rank, size) as loader:
@@ -495,7 +502,7 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
             killed = worker_pid(loader)
             os.kill(killed, signal.SIGKILL)
         else:
-            found += [batch_tensors(next(iterator)) for _ in range(60)]
+            found += [batch_tensors(next(iterator)) for _ in range(40)]
             os.kill(worker_pid(loader), signal.SIGKILL)
         dist.barrier()  # rank 1 has not asked for a batch since its worker died
         if rank == 1:
@@ -503,24 +510,24 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
             wait_until(lambda: _has_made_up(loader), "the new worker has sent what was lost")
             os.kill(stopped, signal.SIGSTOP)
         else:
-            found += [batch_tensors(next(iterator)) for _ in range(50)]
+            found += [batch_tensors(next(iterator)) for _ in range(40)]
         dist.barrier()  # nor here
-        found += [batch_tensors(next(iterator)) for _ in range(200 - len(found))]
+        found += [batch_tensors(next(iterator)) for _ in range(150 - len(found))]
         assert loader.stats()["restarts"] == 1 + rank
         start = time.monotonic()
     assert time.monotonic() - start < LINGER_S * 1.5
     _check_same_tensors(found, expected)
     with _big_loader(rank, size, num_workers=2, remote_cache="30%") as loader:
         found = []
-        for number, batch in enumerate(itertools.islice(loader, 120)):
+        for number, batch in enumerate(itertools.islice(loader, 80)):
             found.append(batch_tensors(batch))
-            if number in (20, 60):  # one of the two, then the other
-                os.kill(worker_pid(loader, number // 60), signal.SIGKILL)
+            if number in (20, 40):  # one of the two, then the other
+                os.kill(worker_pid(loader, number // 40), signal.SIGKILL)
         assert loader.stats()["restarts"] == 2
-        _check_same_tensors(found, expected[:120])
+        _check_same_tensors(found, expected[:80])
         loader.set_epoch(1)
         loader.stats(reset=True)
-        list(itertools.islice(loader, 120))
+        list(itertools.islice(loader, 80))
         assert loader.stats()["hit_rate"] > 0, "the next epoch has the cache again"
 
 

@@ -1,17 +1,20 @@
-"""The storage cluster on Ray: what is refused, and the demo, which loses a server and a worker."""
+"""The storage cluster on Ray: what is refused; a server is lost; the demo loses a worker, too."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.executable import forked_ray
 
-from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.errors import (
     ConfigError,
     PeerError,
@@ -21,7 +24,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.ray import start_graph_store
 from gigl_loader.ray.actor import Watchdog
-from gigl_loader.testing import batch_digest, wait_until
+from gigl_loader.testing import TinyGraph, batch_digest, wait_until
 from gigl_loader.transport import Mode, Security
 from gigl_loader.transport.security import (
     INSECURE_VARIABLE,
@@ -133,6 +136,38 @@ def test_a_start_ends_when_all_serve_one_fails_or_the_time_is_over(
         watchdog.wait_until_all_serve(0.0, 7.0)
 
 
+def _run_on_ray(*words: str, modules: Sequence[str] = (), timeout_s: float) -> Any:
+    """Run a script whose Ray starts its processes as forks; return how it ended."""
+    with forked_ray("gigl_loader.ray.store", *modules) as (python, environment):
+        return subprocess.run(
+            [python, *words], env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, check=False, timeout=timeout_s,
+        )  # fmt: skip
+
+
+@pytest.mark.longest
+def test_a_killed_server_is_started_again_and_the_epoch_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    graph = TinyGraph.random(60, 500)
+    partition_graph(graph.to_pyg(), 2, tmp_path / "graph", progress=False)
+    script = Path(__file__).parent / "small_job.py"
+    done = _run_on_ray(str(script), str(tmp_path), timeout_s=350)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]
+    told = json.loads((tmp_path / "told").read_text())
+    with DistNeighborLoader(
+        graph.dataset(), [3, 2], torch.arange(60), batch_size=4, seed=1, shuffle=True,
+        num_workers=0,
+    ) as loader:  # fmt: skip
+        assert told["digests"] == [batch_digest(batch) for batch in loader]
+    before, after = told["before"], told["after"]
+    assert [one["state"] for one in before] == ["serving", "serving"]
+    assert (after[0]["restarts"], after[0]["why"]) == (1, "it was ended by SIGKILL")
+    assert before[0]["pid"] != after[0]["pid"]
+    assert before[1]["pid"] == after[1]["pid"]
+    pids = {one["pid"] for one in before + after}
+    wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "all are gone")
+
+
 def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:
     """Return the digests of all batches by epoch and number, sampled in this process."""
     sys.path.insert(0, str(ROOT / "examples"))
@@ -153,16 +188,15 @@ def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:
     return found
 
 
+@pytest.mark.wide  # the trainer is Ray's
 @pytest.mark.timeout(900)  # some thirty processes, most one after another
 @pytest.mark.longest
 def test_a_job_survives_and_goes_on_with_fewer_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray.train", reason="needs ray[train], which the ray extra installs")
-    with forked_ray("gigl_loader.ray.store", "torch_geometric.nn") as (python, environment):
-        done = subprocess.run(
-            [python, str(DEMO), "--epochs=2", f"--notes={tmp_path}", "--verbose"],
-            env={**os.environ, **environment, "PYTHONPATH": str(ROOT)}, capture_output=True,
-            text=True, check=False, timeout=850,
-        )  # fmt: skip
+    done = _run_on_ray(
+        str(DEMO), "--epochs=2", f"--notes={tmp_path}", "--verbose", modules=["torch_geometric.nn"],
+        timeout_s=850,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]
     assert "killing storage server 0" in done.stdout
     assert "storage server 0 was started again" in done.stderr
