@@ -1,4 +1,5 @@
 import gc
+import json
 import os
 import signal
 import sys
@@ -87,14 +88,20 @@ def _long_ones_first(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
-    """Import once for all processes that run tests: they are forked from one that has done so."""
+    """Import once for all processes that run tests: they are forked from one that has done so.
+
+    It has collected the tests, too, as half of that is to import their modules.
+    """
     from support.scripts import forked_pythons
 
     until_the_end = ExitStack()
     config.add_cleanup(until_the_end.close)
     # the oldest versions are tried without what the examples need
     here = [name for name in IMPORTED_BY_EXAMPLES if find_spec(name.partition(".")[0])]
-    until_the_end.enter_context(forked_pythons("support.warm", "pytest", *here))
+    with pytest.MonkeyPatch.context() as patch:
+        words = json.dumps(list(map(str, config.invocation_params.args)))
+        patch.setenv("GIGL_LOADER_TESTS_COLLECT", words)
+        until_the_end.enter_context(forked_pythons("support.warm", *here, "support.collected"))
     gc.freeze()  # pytest collects garbage at its end, several times
 
 

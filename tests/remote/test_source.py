@@ -253,7 +253,11 @@ def _skip(cluster: _Cluster, count: int) -> None:
     cluster.events.extend([lambda: None] * count)
 
 
-def test_a_replica_samples_what_is_left_of_the_epoch(cluster) -> None:
+def _said_of_replicas(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in caplog.messages if "replicas sample" in text]
+
+
+def test_a_replica_samples_what_is_left_of_the_epoch(cluster, caplog) -> None:
     source, producers = _created(cluster)
     _skip(cluster, 5)
     _loses(cluster, 1)
@@ -269,6 +273,8 @@ def test_a_replica_samples_what_is_left_of_the_epoch(cluster) -> None:
     assert former.cancelled
     assert former.closed
     assert channel.ids == {0: 20, 2: 22, 3: 23}
+    told = "storage servers [1] are lost; their replicas sample for them"
+    assert _said_of_replicas(caplog) == [told]
 
 
 def test_a_server_that_is_back_takes_part_in_the_next_epoch(cluster) -> None:
@@ -323,12 +329,13 @@ def test_a_second_outage_of_ranks_that_share_a_key_is_survived(two_ranks) -> Non
     assert names() == found, "another rank that sees the same comes to the same names"
 
 
-def test_a_server_that_was_started_again_gets_a_producer_anew(cluster) -> None:
+def test_a_server_that_was_started_again_gets_a_producer_anew(cluster, caplog) -> None:
     source, producers = _created(cluster)
     assert len(_epoch(source)) == 16
     producers.replaced = [2]
     assert _epoch(source) == [(batch, batch % 4) for batch in range(16)]
     assert len(producers.created) == 2
+    assert _said_of_replicas(caplog) == [], "none is needed"
 
 
 def _is_back_too_late(cluster: _Cluster, producers: _Producers, times: int) -> None:

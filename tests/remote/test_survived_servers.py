@@ -40,6 +40,8 @@ ALONE: list[Event] = [
     ((2, 0), 1, KILL, True),
 ]
 """Where each partition has one server."""
+ALONE_FEW = [event for number, event in enumerate(ALONE) if number not in (2, 5)]
+"""Each way to end, each call, each server, and the first batch of an epoch."""
 REPLICAS: list[Event] = [
     (FETCH, 3, KILL, False),
     (BUILD, 2, KILL, False),
@@ -151,7 +153,9 @@ def _serve(info, rank: int) -> None:
 
 @pytest.mark.longest
 @pytest.mark.parametrize(
-    ("num_servers", "events"), [(2, ALONE), (4, REPLICAS)], ids=["alone", "replicas"]
+    ("num_servers", "events"),
+    [(2, ALONE_FEW), (4, REPLICAS), pytest.param(2, ALONE, marks=pytest.mark.wide)],
+    ids=["alone", "replicas", "alone, more often"],
 )
 def test_servers_that_are_lost(tmp_path: Path, num_servers: int, events: list[Event]) -> None:
     """Killed, told to end and started again; or with a replica, which takes over."""
