@@ -317,7 +317,8 @@ def training_on_gpus(rank: int, size: int) -> None:
     model = DistributedDataParallel(
         torch.nn.Linear(3, 1).to(own), process_group=dist.new_group(backend="nccl")
     )
-    nodes, how = torch.arange(rank, cases.NODES, size), {"batch_size": 2, "seed": 1}
+    nodes = torch.arange(rank, cases.NODES, size)
+    how: dict[str, Any] = {"batch_size": 2, "seed": 1}
     with loader_of(0, 1, nodes, **how) as whole:
         known = [batch_digest(batch) for batch in whole]
     with pytest.MonkeyPatch.context() as patch:

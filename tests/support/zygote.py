@@ -328,7 +328,7 @@ def run(message: tuple[str, dict[str, str], str, bool], fds: list[int]) -> None:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has put another there
     # Its pipe is among those closed above: what multiprocessing writes to the tracker would go to
     # the file that has the number next.
-    tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    tracker: Any = resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None
     # by os.environ, not as a new dict: C code reads the variables with getenv()
     os.environ.clear()
