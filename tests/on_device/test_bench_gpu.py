@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from support.conditions import Clock, Gpus
 
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "gpu"
@@ -23,7 +25,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "gpu"
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module("bench")
-    for name in ("bench", "_cases", "_sizes"):
+    for name in ("bench", "_cases", "_hops", "_sizes"):
         sys.modules.pop(name, None)
 
 
@@ -106,15 +108,40 @@ def test_the_bytes_of_a_case_are_known_before_it_starts(
     assert f"| {case.name} | {reason} |" in bench.page(piece)
 
 
-def test_sizes_of_batches_are_measured_without_features(bench: ModuleType, tmp_path: Path) -> None:
+def test_hops_have_places_of_their_own(bench: ModuleType, tmp_path: Path) -> None:
+    """All batches have one shape, which is trimmed hop by hop, and seeds have their outputs."""
     cases = importlib.import_module("_cases")
     case = bench.Bench(_args(bench), tmp_path / "gpu.md").case("R-GAT, on the device, one shape")
     data, seeds = cases._typed(case), cases._seeds(case)
-    sizes = cases.measured_sizes(case, data, seeds)
-    with cases._loader(case, data, ("paper", seeds), sizes) as loader:
-        batch = next(iter(loader))
-    assert {name: batch[name].num_nodes for name in batch.node_types} == sizes["nodes"]
-    assert {name: batch[name].num_edges for name in batch.edge_types} == sizes["edges"]
+    places = cases.measured_places(case, data, seeds)
+    model, shapes = cases.RelationalGAT(case).double().eval(), set()
+    small = replace(places, edges={name: [0] * 3 for name in places.edges})
+    with cases._loader(case, data, ("paper", seeds)) as loader, torch.no_grad():
+        for batch in loader:
+            for store in batch.node_stores:
+                store.x = store.x.double()
+            assert not small.fit(batch)
+            assert places.fit(batch)
+            x, edges = places.placed(batch)
+            shapes.add(str([rows.shape for rows in (*x.values(), *edges.values())]))
+            whole = model(batch.x_dict, batch.edge_index_dict)[: case.batch_size]
+            trimmed = model(x, edges, places.hops)
+            assert trimmed.shape[0] == sum(places.nodes["paper"][:2]), "the last layer reads those"
+            torch.testing.assert_close(trimmed[: case.batch_size], whole)
+    assert len(shapes) == 1
+    found = places.totals
+    assert {name: rows.shape[0] for name, rows in x.items()} == found["nodes"]
+    assert {name: ends.shape[1] for name, ends in edges.items()} == found["edges"]
+
+
+def test_a_peer_that_cannot_run_is_left_out_by_name(bench: ModuleType, tmp_path: Path) -> None:
+    cases = importlib.import_module("_cases")
+    piece = bench.Bench(_args(bench), tmp_path / "gpu.md")
+    if cases.WITH_PYG_LIB:
+        pytest.skip("pyg-lib is here")
+    for name in bench.PEERS:
+        piece._run_one(name)
+        assert f"| {name} | left out: needs pyg-lib, which cannot be imp" in bench.page(piece)
 
 
 # --- pieces of a run ------------------------------------------------------------------------------

@@ -305,7 +305,7 @@ def page(bench: Bench) -> str:
         f"R-GAT as in MLPerf: neighbours {', '.join(map(str, MLPERF_FANOUT))} from the seeds on, "
         f"hidden {args.hidden}, a graph with the types of IGBH, {args.typed_nodes:,} papers, "
         f"{args.typed_dim} float16 features; training in bfloat16 included, layers trimmed to the "
-        "hops that they need; with one shape they are not, as the counts of hops differ.",
+        "hops that they need; with one shape, each hop has as many places in every batch.",
         "",
         *_table(bench, [*TRAINING, PEERS[1]], None),
     ]
@@ -330,6 +330,8 @@ def _table(bench: Bench, names: list[str], copied: float | None) -> list[str]:
         rate = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
         speeds = [speed for run in runs for speed in run.get("feature_gb_per_s", ())]
         speed = statistics.median(speeds) if speeds else None
+        if larger := sum(run.get("larger", 0) for run in runs):
+            rate += f"; {larger} batches larger than the shape"
         memory = runs[-1].get("device_gb")
         lines.append(
             f"| {name} | {rate} | {'' if speed is None else f'{speed:.2f}'} | "
