@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from in_process_jobs import linked
 from support.broken_groups import end_at_once, meet_in_store
-from support.sources import source_of
+from support.sources import wait_for_batches
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -33,7 +33,7 @@ from gigl_loader import (
 )
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.in_process import device_rows
-from gigl_loader.testing import batch_digest, check_same_batches, wait_until
+from gigl_loader.testing import batch_digest, check_same_batches
 
 GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
 BACKEND = "stand_in"
@@ -194,10 +194,6 @@ def _of_other_types(rank: int, size: int) -> None:
         _same(whole, parts)
 
 
-def _are_ready(source: Any, count: int) -> bool:
-    return bool(source.count_waiting() >= count)
-
-
 def _in_one_order(rank: int, size: int) -> None:
     """Lanes exchange rows while the trainer waits for a batch, never in the middle of a step."""
     log: list[str] = []
@@ -209,8 +205,7 @@ def _in_one_order(rank: int, size: int) -> None:
         patch.setattr(StandIn, "before_an_exchange", exchange)
         for at, _ in enumerate(loader):
             if rank == 0:  # slow: its lanes could run ahead as far as they may
-                due = min(2, len(loader) - at - 1)
-                wait_until(partial(_are_ready, source_of(loader), due), "batches are ready")
+                wait_for_batches(loader, min(2, len(loader) - at - 1))
             log.append("model's")
             dist.all_reduce(torch.ones(1))
     total = len(loader)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.broken_groups import end_at_once, meet_in_store
-from support.sources import source_of
+from support.sources import wait_for_batches
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
@@ -32,7 +32,7 @@ from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.in_process import device_rows, partitioned_graph
 from gigl_loader.on_device.sampler import DeviceSampler
 from gigl_loader.ranks import RankExchange
-from gigl_loader.testing import TinyGraph, batch_digest, check_same_batches, wait_until
+from gigl_loader.testing import TinyGraph, batch_digest, check_same_batches
 
 
 def of_a_rank(rank: int, size: int, folder: Path, names: list[str]) -> None:
@@ -244,11 +244,6 @@ def hops_over_all_edges_ask_nobody(rank: int, size: int) -> None:
         DistNeighborLoader(one_way, [3], own, exchange="collective", **how)
 
 
-def wait_until_ready(source: Any, count: int) -> None:
-    """Wait until that many batches are ready."""
-    wait_until(lambda: source.count_waiting() >= count, "the batches that may be ready are ready")
-
-
 class ModelWithLog(torch.nn.Module):
     """A model whose gradients `DistributedDataParallel` averages, noting each exchange."""
 
@@ -256,7 +251,10 @@ class ModelWithLog(torch.nn.Module):
         super().__init__()
         self.parallel = DistributedDataParallel(torch.nn.Linear(3, 1))
 
-        def averaged(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        # torch wants this very type, which its stubs lack
+        def averaged(
+            group: Any, bucket: dist.GradBucket,  # type: ignore[name-defined]
+        ) -> torch.futures.Future[torch.Tensor]:  # fmt: skip
             note("model's", "all_reduce")
             return allreduce_hook(group, bucket)
 
@@ -290,9 +288,8 @@ def launches_in_one_order(rank: int, size: int) -> None:
         with loader_of(rank, size, nodes, batch_size=4, worker_concurrency=ahead + 1) as loader:
             opened = list(log)
             for at, batch in enumerate(loader):
-                due = min(ahead, len(loader) - at - 1)
-                if rank > 0:
-                    wait_until_ready(source_of(loader), due)
+                if rank == 1:
+                    wait_for_batches(loader, min(ahead, len(loader) - at - 1))
                 model.step(batch.x)
             epoch, num_batches = log[len(opened) :], len(loader)
     of_a_batch = len(opened)

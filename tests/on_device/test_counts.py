@@ -22,6 +22,7 @@ from gigl_loader.plan.needs import SHIPPED, Costs
 from gigl_loader.sampler.bounds import batch_bounds
 from gigl_loader.testing import run_ranks
 
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "gpu.md"
 NODES = {"paper": 400, "author": 300, "institute": 40, "topic": 50}
 EDGE_TYPES = [
     ("paper", "cites", "paper"), ("paper", "written_by", "author"), ("author", "writes", "paper"),
@@ -79,13 +80,19 @@ def test_one_device(how: dict[str, Any], operators: int, launches: int) -> None:
 
 
 def test_replays(memory_of_devices: Callable[[type[DeviceMemory]], None]) -> None:
-    """Of a replayed batch the host launches the graph, copies of its results, and the rows."""
+    """For a replayed batch the host launches the graph, copies of its results, and the rows."""
     memory_of_devices(TapedMemory)
     found = _per_batch("warp", epochs_before=1)
     assert "draws" not in found
     assert found["launches"] == FEATURES, "which torch gathers on a GPU"
     assert 0 < found["operators"] <= 22
     assert found["downloads"] == found["waits"] == 1
+    seconds = (found["operators"] + found["launches"] + 1) * 16.5e-6
+    page = PAGE.read_text()
+    assert (
+        f"{found['operators']:.0f} operators, 5 of Warp and one CUDA graph: {seconds * 1e3:.1f} ms"
+        in page
+    )
 
 
 def test_without_warp_a_draw_is_still_one_draw() -> None:
@@ -131,7 +138,7 @@ def test_partitions_on_several_devices(size: int, tmp_path: Path) -> None:
 
 def test_the_page_computes_with_these_numbers() -> None:
     """Speeds on paper: what a batch of R-GAT moves, by bandwidths, in milliseconds."""
-    page = (Path(__file__).parents[2] / "docs" / "guide" / "gpu.md").read_text()
+    page = PAGE.read_text()
     per_batch, seeds, nodes, edges, row = _per_batch("warp"), 1024, 828_000, 1_950_000, 2048
     igbh = {"paper": 269_346_174, "author": 277_220_883, "institute": 26_918, "topic": 712_960}
     fanouts = {name: (15, 10, 5) for name in EDGE_TYPES}

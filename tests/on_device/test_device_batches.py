@@ -313,8 +313,8 @@ def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
         assert grown.counts.shape == (3 * len(view.num_nodes) + 2,)
         # what is cut later is cut by numbers that have come to the host
         num_types = len(view.num_nodes)
-        lengths = [size for size in (4, 9, 12) for _ in range(num_types)] + [8, 14]
-        keys, _, edges = grown.sampled(lengths, expansion.node_types)
+        counts = [count for count in (4, 9, 12) for _ in range(num_types)] + [8, 14]
+        keys, _, edges = grown.sampled(counts, expansion.node_types)
         assert keys[edge_type[0]].shape == (12,)
         assert edges[edge_type].edge_index.shape == (2, 14)
 
