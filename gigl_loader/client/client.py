@@ -172,8 +172,12 @@ def job_name_of(job: str | None, cluster_info: GraphStoreInfo) -> str:
         # torchrun's default, which is the same for all jobs
         if name in ("", "none"):
             host = cluster_info.compute_cluster_master_ip
+            port: int | str = cluster_info.compute_cluster_master_port
+            if not port:  # it describes the servers alone, as of Ray
+                host = os.environ.get("MASTER_ADDR", host)
+                port = os.environ.get("MASTER_PORT", port)
             host = platform.node() if _means_own_machine(host) else host
-            name = f"{host}:{cluster_info.compute_cluster_master_port}"
+            name = f"{host}:{port}"
     check_job_name(name)
     return name
 

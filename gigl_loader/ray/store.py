@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.ray.actor import Actor, ServerOptions, StorageServer, Watchdog, free_address
+from gigl_loader.sizes import parse_size
 from gigl_loader.transport import Security
 from gigl_loader.wire.info import GraphStoreInfo, info_of_servers
-from gigl_loader.wire.membership import PATIENCE_S, check_patience
+from gigl_loader.wire.membership import MAX_JOBS, PATIENCE_S, check_max_jobs, check_patience
 
 _log = logging.getLogger(__name__)
 
@@ -107,6 +108,8 @@ def start_graph_store(
     start_timeout: float = 1800.0,
     network_timeout: float = PATIENCE_S,
     edges: Literal["own", "all"] = "own",
+    max_jobs: int = MAX_JOBS,
+    channel_memory: int | str | None = None,
 ) -> GraphStore:
     """Start a storage cluster on the Ray cluster that this process is connected to.
 
@@ -148,6 +151,8 @@ def start_graph_store(
             ``init_storage_process``.
         edges: As for ``DistDataset.load``: ``"all"`` if each server has the edges of all
             partitions.
+        max_jobs: Most jobs at a time; see ``init_storage_process``.
+        channel_memory: Most bytes of batches on a server; see there.
 
     Raises:
         ConfigError: Ray is not installed, or a value is invalid.
@@ -160,6 +165,8 @@ def start_graph_store(
         raise ConfigError(f'edges must be "own" or "all", got {edges!r}')
     _check_times(health_timeout, reconnect_timeout, start_timeout)
     check_patience(network_timeout)
+    check_max_jobs(max_jobs)
+    most = [] if channel_memory is None else [parse_size(channel_memory, "channel_memory")]
     # checks everything that can be refused before the first call to Ray
     environment = Security.resolve(tls_dir, token, insecure).or_token().environment
     ray = _connected_ray()
@@ -179,6 +186,7 @@ def start_graph_store(
                 arguments=(
                     f"--network-timeout={network_timeout}", f"--timeout={start_timeout}",
                     f"--reconnect-timeout={reconnect_timeout}", f"--edges={edges}",
+                    f"--max-jobs={max_jobs}", *(f"--channel-memory={size}" for size in most),
                     *(f"--allow-samplers={prefix}" for prefix in allow_samplers),
                 ),
                 health_timeout_s=health_timeout, load_timeout_s=start_timeout,

@@ -52,6 +52,8 @@ DEMO = ROOT / "examples" / "ray" / "demo.py"
             "reconnect_timeout=20.0 must be more than health_timeout=30.0",
         ),
         ({"network_timeout": 0}, "network_timeout must be a finite number"),
+        ({"max_jobs": 0}, "max_jobs must be an integer >= 1, got 0"),
+        ({"channel_memory": "much"}, "channel_memory must be bytes above 0"),
         ({"insecure": True, "tls_dir": "/nowhere"}, "nowhere"),
     ],
 )

@@ -69,6 +69,10 @@ def test_the_name_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     for own in ("localhost", "127.0.0.1", "::1"):
         name = job_name_of(None, replace(info, compute_cluster_master_ip=own))
         assert name == f"{platform.node()}:29500"
+    of_servers = replace(info, compute_cluster_master_port=0)
+    monkeypatch.setenv("MASTER_ADDR", "worker3")  # of the process group, as Ray Train has it
+    monkeypatch.setenv("MASTER_PORT", "1234")
+    assert job_name_of(None, of_servers) == "worker3:1234"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # torchrun's default
     assert job_name_of(None, info) == "train0:29500"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
