@@ -1,15 +1,24 @@
 """The logarithm of draws by weight: how exact it is, and that nothing in it is fused."""
 
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.compiled import jit
 from gigl_loader.on_device.torch_numbers import exponentials
-from gigl_loader.sampler.weighted_kernels import exponential, first_above, write_sorted
+from gigl_loader.sampler.weighted_kernels import (
+    draw_labor,
+    draw_weighted,
+    exponential,
+    first_above,
+    write_sorted,
+)
 
 NUMBERS = st.integers(0, 2**53 - 1) | st.sampled_from([0, 1, 2, 2**52, 2**53 - 2, 2**53 - 1])
 
@@ -117,3 +126,38 @@ def test_the_first_sum_above_a_goal_is_found(keys: list[float], goal: int) -> No
     ascending = np.sort(np.array(keys, np.float64))
     found = first_above(ascending, ascending.size, goal / 2)
     assert found == np.searchsorted(ascending, goal / 2, side="right")
+
+
+def _drawn(kernel: Any, of_edges: Sequence[np.ndarray], count: int, scratch: float) -> list[int]:
+    """Return what is drawn of three rows of one length, without replacement."""
+    degree = of_edges[-1].size // 3
+    rows = np.arange(3) * degree, np.full(3, degree), np.full(3, count)
+    # each kernel has as many numbers as the longest row
+    keys, items, found = np.full(degree, scratch), np.full(degree, -1), np.full(3 * count, -1)
+    if kernel is draw_labor:
+        kernel(*of_edges, *rows, np.uint64(7), keys, items, found)
+    else:
+        kernel(of_edges[-1], np.arange(3), *rows, False, np.uint64(7), keys, items, found)
+    return found.tolist()
+
+
+@pytest.mark.parametrize("kernel", [draw_weighted, draw_labor])
+def test_what_the_scratch_memory_held_is_not_drawn(kernel: Any) -> None:
+    """It holds sums and numbers of earlier draws; a heap ends before them."""
+    neighbours = np.arange(36) * 7 % 36
+    weights = np.random.default_rng(3).random(36).astype(np.float32)
+    for count in range(1, 12):
+        clean, used = (
+            _drawn(kernel, (neighbours, weights), count, scratch) for scratch in (0.0, np.inf)
+        )
+        assert used == clean, count
+        assert all(len(set(used[i::count])) == 3 for i in range(count))
+
+
+@pytest.mark.parametrize("kernel", [draw_weighted, draw_labor])
+def test_of_equal_numbers_the_earlier_positions_are_drawn(kernel: Any) -> None:
+    """As they are where weights are infinite: each number is 0."""
+    weights = np.full(15, np.inf, np.float32)
+    weights[::5] = 1.0
+    found = _drawn(kernel, (np.arange(15), weights), 2, 0.0)
+    assert found == [1, 2, 6, 7, 11, 12]
