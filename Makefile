@@ -34,7 +34,7 @@ NATIVE = VENV=.venv-native CONSTRAINTS=.ci/constraints-native.txt $(TESTED)
 demo-tables: export EXTRAS = examples,tables
 demo-ray: export EXTRAS = examples,ray
 demo demo-graph-store demo-links: export EXTRAS = examples
-docs: export EXTRAS = dev,docs,examples,metis,ray,tables
+docs: export EXTRAS = dev,docs,examples,metis,objects,ray,tables
 # a numba cache of its own: another release's in the checkout would be thrown away, and this one's by it
 OLDEST = NUMBA_CACHE_DIR=$(CURDIR)/.venv-oldest/numba VENV=.venv-oldest CONSTRAINTS=.ci/constraints-oldest.txt EXTRAS=metis,test .ci/in-venv python3.11
 SEAMS = tests/test_init.py tests/test_glt.py tests/test_glt_classes.py tests/test_glt_data.py \

@@ -107,6 +107,7 @@ FACES = {
         "write_numbers",
         "disk": "bytes_to_read count_partitions load_tensor",
         "progress": "ProgressLine",
+        "fetched": "opened_root",
         "": "disk view_writer",
     },
     "wire": {

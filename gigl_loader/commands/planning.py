@@ -187,9 +187,12 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistributio
     known: dict[str, Any] = {}
     degrees = parts = None
     if args.root:
-        from gigl_loader.plan.graph_on_disk import read_root  # with torch; figures need none
+        # with torch; figures need none
+        from gigl_loader.dataset.fetched import opened_root
+        from gigl_loader.plan.graph_on_disk import read_root
 
-        known, degrees, parts = read_root(Path(args.root))
+        with opened_root(args.root) as root:
+            known, degrees, parts = read_root(root)
     # Options override the directory's figures: a plan for the same graph with wider rows.
     given = {name: getattr(args, name) for name in _OF_A_GRAPH}
     known |= {name: value for name, value in given.items() if value is not None}

@@ -127,7 +127,7 @@ def start_graph_store(
     Training processes need `GraphStore.environment`.
 
     Args:
-        root: Folder that ``partition_graph`` wrote, under the same path on all nodes.
+        root: Folder that ``partition_graph`` wrote, under the same path on all nodes, or its URL.
         num_servers: Number of servers, which is the graph's number of partitions.
         replicas: Servers of each partition; ``num_servers * replicas`` are started. The others of
             its partition take over a lost server's work at once.

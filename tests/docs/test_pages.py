@@ -26,6 +26,7 @@ PAGES = (
     "docs/guide/same_batches.md",
     "docs/guide/after_training.md",
     "docs/guide/partition_format.md",
+    "docs/guide/object_storage.md",
     "docs/guide/tuning.md",
     "docs/guide/migrating.md",
     "docs/guide/ppr.md",

@@ -28,7 +28,7 @@ from gigl_loader.errors import (
 from gigl_loader.objects import cache
 from gigl_loader.objects import storage as object_storage
 from gigl_loader.objects.cache import Cache, hold
-from gigl_loader.objects.fetch import StoredFile
+from gigl_loader.objects.fetch import Fetch, StoredFile
 from gigl_loader.objects.storage import ObjectFolder, is_url
 from gigl_loader.testing import wait_until
 
@@ -150,6 +150,32 @@ def test_what_stays_is_an_error_with_key_and_cause(storage, monkeypatch, fault, 
         _check(storage.url, files, folder)
 
 
+def test_a_file_that_was_given_up_does_not_get_its_name(storage, tmp_path) -> None:
+    files = _write(storage.url, {"x.bin": BLOCK, "y.bin": BLOCK})
+    arrived, release = threading.Event(), threading.Event()
+    storage.proxy.faults = [
+        Fault(hold_back(arrived, release), r".*/x\.bin"), Fault(failing(404, "No"), r".*/y\.bin"),
+    ]  # fmt: skip
+    fetch = Fetch(ObjectFolder(storage.url), tmp_path, files)
+    fetch.reserve()
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            fetch.run(lambda nbytes: None)
+        except ConfigError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert arrived.wait(60)
+    wait_until(fetch._stop.is_set, "the other object is missing", 60)
+    release.set()
+    thread.join(60)
+    assert "y.bin is missing" in str(failures)
+    assert not (tmp_path / "x.bin").exists()
+
+
 def test_a_folder_without_its_manifest_or_with_another_object_is_refused(storage) -> None:
     files = _write(storage.url, {"x.bin": 3 * BLOCK})
     ObjectFolder(storage.url).write("x.bin", b"short")
@@ -165,7 +191,7 @@ def test_a_folder_without_its_manifest_or_with_another_object_is_refused(storage
 _SCRIPT = """
 import json, sys
 from gigl_loader.objects.cache import Cache
-from gigl_loader.objects.fetch import StoredFile
+from gigl_loader.objects.fetch import Fetch, StoredFile
 from gigl_loader.objects.storage import ObjectFolder
 
 url, files = json.loads(sys.argv[1])
@@ -333,7 +359,9 @@ def test_a_cache_is_local() -> None:
 
 def test_requests_are_encrypted_unless_the_endpoint_says_otherwise(storage, monkeypatch) -> None:
     monkeypatch.setattr(object_storage, "_RETRIES", 0)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", os.environ["AWS_ENDPOINT_URL"].replace("http", "https"))
+    # the library reads this variable, too, and nobody has said that plain HTTP is meant
+    monkeypatch.setenv("AWS_ENDPOINT", os.environ["AWS_ENDPOINT_URL"])
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
     with pytest.raises(ObjectStorageError):
         ObjectFolder(storage.url).read(MANIFEST)
     assert storage.proxy.requests == []

@@ -1,5 +1,6 @@
 """Graphs in object storage: written whole or not at all, and read as local ones are."""
 
+import json
 import logging
 import pickle
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from object_server import Fault, failing, flip
 from torch_geometric.data import Data
 
-from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader import DistDataset, DistNeighborLoader, cli, partition_graph
 from gigl_loader.commands.storage import parse_serve
 from gigl_loader.dataset.disk import count_partitions
 from gigl_loader.dataset.identity import content_digest
@@ -151,6 +152,14 @@ def test_links_are_split_from_one_url_to_another(storage, tmp_path) -> None:
     split_partitions(url, tmp_path / "split", num_val=0.2, num_test=0.2)
     fetched = DistDataset.load(f"{url}-split", 0)
     assert fetched.graph_identity == DistDataset.load(tmp_path / "split", 0).graph_identity
+
+
+def test_a_plan_reads_a_graph_at_a_url(storage, capsys) -> None:
+    words = ["--root", _written(storage), "--num-neighbors=2", "--batch-size=8", "--json"]
+    assert cli.main(["plan", *words]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert cli.main(["plan", "--root", f"{storage.url}/none", "--num-neighbors=2"]) == 2
+    assert "is missing" in capsys.readouterr().err
 
 
 def test_a_server_takes_a_url_and_a_cache(storage, tmp_path) -> None:
