@@ -63,15 +63,16 @@ def opened_root(
         chosen = every if partitions is None else list(partitions)
         for k in chosen:
             check_partitions(header.num_partitions, k)
-        parts = [shared] if chosen else []
+        read = every if edges == "all" else chosen
         with explained_limits(f"fetching {root} into {copy.path}"):
-            for k in every if edges == "all" else chosen:
-                name = f"part{k}/{mapped.PART_FILE}"
-                size = source.size(name)
-                copy.fetch([StoredFile(name, size, [header.parts[k]], size)], note)
-                edges_only = k not in chosen
-                parts.append(mapped.read_part_manifest(copy.path, header, k, edges_only=edges_only))
-            _fetch(copy, parts, progress)
+            names = {f"part{k}/{mapped.PART_FILE}": header.parts[k] for k in read}
+            sizes = {name: source.size(name) for name in names if not (copy.path / name).exists()}
+            copy.fetch([StoredFile(n, size, [names[n]], size) for n, size in sizes.items()], note)
+            parts = [
+                mapped.read_part_manifest(copy.path, header, k, edges_only=k not in chosen)
+                for k in read
+            ]
+            _fetch(copy, [shared, *parts] if parts else [], progress)
         yield copy.path
 
 

@@ -93,11 +93,18 @@ class Cache:
         """Yield the copy of a folder, which is in use meanwhile and has its manifest.
 
         Raises:
-            ConfigError: The manifest is missing.
+            ConfigError: The manifest is missing, or the cache cannot be written.
             ObjectStorageError: Requests failed, repeatedly.
         """
         data = source.read(manifest)
         path = self.folder / "read" / digest(data)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.folder} cannot keep copies of {source.url}: {error.strerror}; give "
+                f"cache_dir, or set {CACHE_DIR_VARIABLE}"
+            ) from error
         in_use = InUse(path)
         try:
             (self.folder / _TAG).write_text(_TAG_TEXT)

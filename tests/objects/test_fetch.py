@@ -352,6 +352,13 @@ def test_credentials_are_in_no_text(storage) -> None:
     assert SECRET not in repr(ObjectFolder(storage.url))
 
 
+def test_a_cache_that_cannot_be_written_is_named(storage, tmp_path) -> None:
+    files = _write(storage.url, {"x.bin": 1})
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ConfigError, match=r"cache cannot keep copies of s3://.*: Not a directory"):
+        _fetched(storage.url, files).__enter__()
+
+
 def test_a_cache_is_local() -> None:
     with pytest.raises(ConfigError, match="cache_dir must be a local directory"):
         Cache("s3://bucket/cache")
