@@ -75,7 +75,7 @@ _AHEAD = 2
 _WAKE_S = 1.0
 
 
-class Turns:
+class ExchangeTurns:
     """Lets the lanes of an epoch act one after another, in the order of its steps.
 
     Args:
@@ -176,7 +176,7 @@ class EpochBatches:
         """The first one; it ends the epoch."""
         # one without batches takes none, and only serves the others
         waits_for_trainer = num_ahead is not None and len(batches) > 0
-        self.turns = Turns(0 if waits_for_trainer else math.inf)
+        self.turns = ExchangeTurns(0 if waits_for_trainer else math.inf)
         """Order of the epoch's steps, for exchanges between devices."""
         self._room, self._num_ahead = room, num_ahead
         self._ready: dict[int, Received] = {}

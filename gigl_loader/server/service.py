@@ -56,9 +56,9 @@ from gigl_loader.transport import Security, free_ports
 from gigl_loader.wire.membership import MOST_RANKS
 from gigl_loader.wire.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
 from gigl_loader.wire.signatures import DistServer
+from gigl_loader.workers.job_turns import JobTurns
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.rendezvous import Rendezvous
-from gigl_loader.workers.turns import Turns
 
 _log = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ class StorageService(PartitionAnswers, DistServer):
         self._mark = OwnHostProof()
         self._counts = ServerCounts()
         # twice as many as run at a time: the others wait for rows of other servers
-        self._sampling = Turns(2 * usable_cpus())
-        self.answering = Turns(usable_cpus())
+        self._sampling = JobTurns(2 * usable_cpus())
+        self.answering = JobTurns(usable_cpus())
         """Turns of jobs whose requests for rows are answered."""
         self.connections: Callable[[], dict[str, Any]] = dict
         """Returns the connected processes; the endpoint sets it."""

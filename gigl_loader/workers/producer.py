@@ -53,13 +53,13 @@ from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.system import usable_cpus
 from gigl_loader.transport import Security, address_towards
 from gigl_loader.workers.agreement import Agreement
+from gigl_loader.workers.job_turns import JobTurns
 from gigl_loader.workers.pipe import Plugins, WorkerSetup, main_path_of, pickled
 from gigl_loader.workers.pool import WorkerPool
 from gigl_loader.workers.recovery import LOOK_EVERY_S, Recovery, RestartThread, changed_file
 from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
 from gigl_loader.workers.schedule import BatchStream
 from gigl_loader.workers.tasks import Tasks
-from gigl_loader.workers.turns import Turns
 
 _PEER_SHARE = 0.8
 """Share of a worker's own deadline for waiting for another partition, so that the error names the
@@ -106,7 +106,7 @@ class DistSamplingProducer:
         source_options: SourceOptions | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         cache: CacheOptions | None = None,
-        turns: tuple[Turns, Hashable] | None = None,
+        turns: tuple[JobTurns, Hashable] | None = None,
     ) -> None:
         self.data, self.sampling_config = data, sampling_config
         self.worker_options, self.channel = worker_options, channel

@@ -24,10 +24,10 @@ from gigl_loader.rowcache.look_ahead import LookAhead
 from gigl_loader.source.sampled_input import SeedOrders
 from gigl_loader.workers import pipe
 from gigl_loader.workers.agreement import Agreement
+from gigl_loader.workers.job_turns import JobTurns, Place
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.recovery import Recovery
 from gigl_loader.workers.schedule import BatchStream, FairQueue
-from gigl_loader.workers.turns import Place, Turns
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Tasks:
         self._ranks, self._lock = ranks, lock
         self._warned_small_channel = False
         self._orders, self._concurrency = orders, concurrency
-        self._place = place or Turns(1).place(None, lambda: None)
+        self._place = place or JobTurns(1).place(None, lambda: None)
         self._queue: FairQueue[Received] = FairQueue()
         self.streams = self._queue.streams
         """Consumers by number."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from gigl_loader import PeerTimeoutError, UsageError
-from gigl_loader.in_process.in_process_source import EpochBatches, Turns
+from gigl_loader.in_process.in_process_source import EpochBatches, ExchangeTurns
 from gigl_loader.message import Attempt, BatchTicket, Received
 
 
@@ -39,7 +39,7 @@ def _meanwhile(*steps) -> Iterator[list[BaseException]]:
 
 
 def test_turns_are_taken_in_the_order_of_steps_and_end_at_one_of_them() -> None:
-    turns, taken = Turns(), list[int]()
+    turns, taken = ExchangeTurns(), list[int]()
     late = threading.Thread(target=lambda: taken.append(2) if turns.wait(2) else None)
     late.start()
     assert turns.wait(0)

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.testing import wait_until
-from gigl_loader.workers.turns import Place, Turns
+from gigl_loader.workers.job_turns import JobTurns, Place
 
 
 class _Machine:
     """Producers that always have a batch to begin; batches end in a drawn order."""
 
     def __init__(self, most: int, producers: dict[str, int]) -> None:
-        self.turns, self.woken = Turns(most), deque[int]()
+        self.turns, self.woken = JobTurns(most), deque[int]()
         self.places: list[Place] = []
         for job, count in producers.items():
             for _ in range(count):
@@ -157,7 +157,7 @@ def test_who_leaves_while_it_is_first_lets_the_next_one_begin() -> None:
 
 
 def test_answers_are_given_in_turns_of_jobs() -> None:
-    turns, order = Turns(1), list[str]()
+    turns, order = JobTurns(1), list[str]()
     may_end = threading.Event()
 
     def answer(job: str) -> None:
@@ -178,7 +178,7 @@ def test_answers_are_given_in_turns_of_jobs() -> None:
 
 
 def test_a_failed_answer_ends_its_turn() -> None:
-    turns = Turns(1)
+    turns = JobTurns(1)
     with pytest.raises(ValueError, match="no"), turns.taking("a"):
         raise ValueError("no")
     assert turns._under_way == {}

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 
 _ASK_AGAIN_S = 1.0
-"""Longest wait between two questions of `Turns.taking`, should a wake-up be missed."""
+"""Longest wait between two questions of `JobTurns.taking`, should a wake-up be missed."""
 
 
-class Turns:
+class JobTurns:
     """Shares a machine's sampling threads between jobs, and those of a job between its producers.
 
     A job alone has no limit. Of several, each may have an equal share of ``most`` batches under
@@ -133,9 +133,9 @@ class Turns:
 
 
 class Place:
-    """One producer's place in `Turns`; the producer's lock guards the calls."""
+    """One producer's place in `JobTurns`; the producer's lock guards the calls."""
 
-    def __init__(self, turns: Turns, job: Hashable, wake: Callable[[], None]) -> None:
+    def __init__(self, turns: JobTurns, job: Hashable, wake: Callable[[], None]) -> None:
         self._turns, self.job, self.wake = turns, job, wake
         self.under_way = 0
         """Batches under way, as noted last."""
