@@ -130,6 +130,6 @@ def dense_communities(communities: Array) -> Array:
     """Return communities as dense ids: empty ones have none, the order is unchanged."""
     if not len(communities):
         return communities
-    numbers = np.cumsum(np.bincount(communities) > 0) - 1
+    numbers = np.cumsum(np.bincount(communities) > 0, dtype=communities.dtype) - 1
     dense: Array = numbers[communities]
     return dense

@@ -116,7 +116,8 @@ def partition_tables(
             takes 8 bytes per edge, and 8 more in ``scratch``.
         communities: Find about so many communities, as in `partition_graph`. Needs
             ``method="metis"`` or ``"ldg"``, which then cuts clusters of nodes in place of nodes and
-            leaves fewer edges between partitions. Takes 16 bytes per edge more in ``scratch``.
+            leaves fewer edges between partitions. It takes 20 bytes per node in memory, and 16 to
+            50 bytes per edge in ``scratch``.
 
     Returns:
         Sizes and the edge cut; also written as ``report.json`` and ``report.svg``.

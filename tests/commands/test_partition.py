@@ -18,7 +18,8 @@ from gigl_loader import (
     partition_tables,
 )
 from gigl_loader.commands.partitioning import in_shell_words, main
-from gigl_loader.dataset.schema import NEIGHBOR_TIME
+from gigl_loader.dataset.schema import COMMUNITY, NEIGHBOR_TIME
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.testing import TinyGraph
 
 GRAPH = Tables(
@@ -107,6 +108,29 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     assert words[:2] == ["status", "0"], found.stderr
     assert not {"torch", "torch_geometric"} & set(words)
     assert len(list(tmp_path.glob("parts/part*/lookup/*.bin"))) == 2, "the flag is heard"
+
+
+def _num_communities(root: Path) -> int:
+    rows = DistDataset.load(root, 0).view().node_attributes[NODE, COMMUNITY]
+    return int(rows.values.max()) + 1
+
+
+def test_communities_are_asked_for_in_the_file_or_by_a_flag(tmp_path: Path, capsys) -> None:
+    ring = TinyGraph.random(12, 40)
+    GRAPH.write(tmp_path / "tables", 1)
+    path, common = tmp_path / "graph.yaml", ["--num-partitions", "1", "--quiet"]
+    tables = {"source": f"{tmp_path}/tables/user", "id": "name"}
+    edges = {"source": f"{tmp_path}/tables/knows", "src": "from", "dst": "to"}
+    path.write_text(yaml.safe_dump({"nodes": tables, "edges": edges, "communities": 2}))
+    for name, more, count in (("file", [], 2), ("flag", ["--communities", "3"], 3)):
+        arguments = [str(path), "--root", f"{tmp_path}/{name}", "--method", "ldg", *common, *more]
+        assert main(arguments) == 0
+        assert _num_communities(tmp_path / name) == count
+    saved = ["--pyg", str(_saved(tmp_path, ring.to_pyg())), "--root", f"{tmp_path}/saved", *common]
+    assert main([*saved, "--method", "metis", "--communities", "4"]) == 0
+    assert _num_communities(tmp_path / "saved") == 4
+    assert main([*saved, "--overwrite", "--method", "random", "--communities", "4"]) == 2
+    assert '--communities 4 needs --method "metis"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.dataset.mapped_writer import PartFiles
-from gigl_loader.tables import degree_order, resumable, stages
+from gigl_loader.tables import communities, degree_order, resumable, stages
 
 
 def _die_after(count: int) -> None:
@@ -51,9 +51,10 @@ def _log_steps(path: str) -> None:
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     _log_steps(given["log"])
+    communities._CLUSTERS_A_PART = 2  # so that this small graph has levels
     _die_after(given["moment"])
     partition_tables(
         NodeTable(given["nodes"], features="x", label="y", split="s"),
         EdgeTable(given["edges"], weight="w"), 2, given["root"], method=given["method"],
-        order=given["order"], threads=1, progress=False,
+        order=given["order"], communities=given["communities"], threads=1, progress=False,
     )  # fmt: skip

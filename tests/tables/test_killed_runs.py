@@ -45,12 +45,17 @@ def _files(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize(("method", "order"), [("random", "degree"), ("ldg", "ids")])
+@pytest.mark.parametrize(
+    ("method", "order", "communities"),
+    [("random", "degree", None), ("ldg", "ids", None), ("ldg", "degree", 8)],
+)
 def test_killed_at_drawn_moments_it_ends_with_the_same_bytes(
-    tmp_path: Path, method: str, order: str
+    tmp_path: Path, method: str, order: str, communities: int | None
 ) -> None:
     log = tmp_path / "log"
-    arguments = _tables(tmp_path / "tables") | {"method": method, "order": order, "log": str(log)}
+    arguments = _tables(tmp_path / "tables") | {
+        "method": method, "order": order, "communities": communities, "log": str(log),
+    }  # fmt: skip
     whole = arguments | {"root": str(tmp_path / "whole"), "moment": 10**9}
     assert _run(whole) == 0
     rng, killed = random.Random(method), 0
