@@ -48,7 +48,7 @@ _PROBES = 64
 
 
 @dataclass(frozen=True)
-class Level:
+class MergeLevel:
     """A graph as files of edges in both directions, ascending by node."""
 
     folder: Path
@@ -121,10 +121,12 @@ class CommunityCut:
 
     def _level(
         self, name: str, batches: Iterable[tuple[Array, ...]], num_nodes: int, sizes: Array
-    ) -> Level:
+    ) -> MergeLevel:
         folder = self._job.folder / "levels" / name
-        ends = self._job.step(f"levels/{name}", lambda: Level.write(folder, batches, num_nodes))
-        return Level(folder, num_nodes, ends, sizes)
+        ends = self._job.step(
+            f"levels/{name}", lambda: MergeLevel.write(folder, batches, num_nodes)
+        )
+        return MergeLevel(folder, num_nodes, ends, sizes)
 
     def _add_levels(self) -> None:
         fewest = _CLUSTERS_A_PART * self._parts
@@ -142,12 +144,12 @@ class CommunityCut:
             self._clusters.append(labels)
             most = max(1, self._total // fewest)
 
-    def _cluster(self, level: Level, most: int) -> Array:
+    def _cluster(self, level: MergeLevel, most: int) -> Array:
         own = np.arange(level.num_nodes, dtype=index_type(level.num_nodes))
         labels = self._move(level, own, _CLUSTER_PASSES, most, np.array([0, level.num_nodes]))
         return dense_communities(labels)
 
-    def _merged(self, level: Level, clusters: Array) -> Iterator[tuple[Array, ...]]:
+    def _merged(self, level: MergeLevel, clusters: Array) -> Iterator[tuple[Array, ...]]:
         """Yield the edges between clusters, sorted, with their weights."""
         kind, count = clusters.dtype, pa.int64()
         schema = pa.schema(
@@ -207,7 +209,7 @@ class CommunityCut:
         return labels
 
     def _move(
-        self, level: Level, labels: Array, passes: int, most: float, bounds: Array,
+        self, level: MergeLevel, labels: Array, passes: int, most: float, bounds: Array,
         groups: Array = _ONE_GROUP, *, damped: bool = False,
     ) -> Array:  # fmt: skip
         """Pass over the edges, and change labels in place.
@@ -235,7 +237,7 @@ class CommunityCut:
         return labels
 
 
-def _unlabelled(level: Level) -> Array:
+def _unlabelled(level: MergeLevel) -> Array:
     return np.full(level.num_nodes, -1, index_type(level.num_nodes))
 
 

@@ -14,6 +14,7 @@ import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,18 +216,13 @@ def runs_of(args: argparse.Namespace) -> list[Run]:
         rest: dict[str, Any] = {
             "epochs": 2, "batch_size": 256, "fanout": [5, 5], "rate": 0.005, "dropout": 0.0
         }  # fmt: skip
-        for name, decays in (("planted", False), ("decaying", True)):
-            if name in args.graphs:
-                best = f"(best: {100 - 100 * FLIPPED:.0f})"
-                title = f"planted, the rate falls to 0 {best}" if decays else f"planted {best}"
-                made.append(
-                    Run(
-                        title,
-                        lambda order, seed, decays=decays: classes(
-                            many, large, community, order, seed, decays=decays, **rest
-                        ),
-                    )
-                )
+        best = f"(best: {100 - 100 * FLIPPED:.0f})"
+        titles = {"planted": f"planted {best}", "decaying": f"planted, the rate falls to 0 {best}"}
+        made += [
+            Run(title, partial(classes, many, large, community, decays=name == "decaying", **rest))
+            for name, title in titles.items()
+            if name in args.graphs
+        ]
     return made
 
 
