@@ -134,7 +134,8 @@ def _drawn(kernel: Any, of_edges: Sequence[np.ndarray], count: int, scratch: flo
     rows = np.arange(3) * degree, np.full(3, degree), np.full(3, count)
     # each kernel has as many numbers as the longest row
     keys, items, found = np.full(degree, scratch), np.full(degree, -1), np.full(3 * count, -1)
-    if kernel == draw_labor:  # `is` narrows the type
+    of_neighbours = kernel is draw_labor
+    if of_neighbours:
         kernel(*of_edges, *rows, np.uint64(7), keys, items, found)
     else:
         kernel(of_edges[-1], np.arange(3), *rows, False, np.uint64(7), keys, items, found)
