@@ -1,5 +1,4 @@
 import gc
-import json
 import os
 import signal
 import sys
@@ -90,7 +89,7 @@ def _long_ones_first(items: list[pytest.Item]) -> None:
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Import once for all processes that run tests: they are forked from one that has done so.
 
-    It has collected the tests, too, as half of that is to import their modules.
+    Not the tests: their modules hold graphs in shared memory, by descriptors that a fork has not.
     """
     from support.scripts import forked_pythons
 
@@ -98,10 +97,7 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     config.add_cleanup(until_the_end.close)
     # the oldest versions are tried without what the examples need
     here = [name for name in IMPORTED_BY_EXAMPLES if find_spec(name.partition(".")[0])]
-    with pytest.MonkeyPatch.context() as patch:
-        words = json.dumps(list(map(str, config.invocation_params.args)))
-        patch.setenv("GIGL_LOADER_TESTS_COLLECT", words)
-        until_the_end.enter_context(forked_pythons("support.warm", *here, "support.collected"))
+    until_the_end.enter_context(forked_pythons("support.warm", "pytest", *here))
     gc.freeze()  # pytest collects garbage at its end, several times
 
 
