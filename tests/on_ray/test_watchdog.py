@@ -1,5 +1,6 @@
 """What the watchdog of a graph store on Ray does, step by step, with a clock of its own."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -144,6 +145,8 @@ def test_a_wait_ends_by_what_it_waits_for_an_error_or_the_time(
     finally:
         watchdog.close()
         watchdog.close()
+    names = [thread.name for thread in threading.enumerate()]
+    assert "ray watchdog" not in names, "it was waited for"
 
 
 def test_a_partition_is_lost_with_the_last_of_its_servers() -> None:
