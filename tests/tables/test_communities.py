@@ -222,7 +222,7 @@ def test_types_are_grouped_together(tmp_path: Path) -> None:
         how: Any = {"method": method, "communities": 2, "progress": False, "overwrite": True}
         partition_tables(nodes, edges, 1, tmp_path / "parts", **how)
         dataset = DistDataset.load(tmp_path / "parts", 0)
-        of_names = {}
+        of_names: dict[Any, int] = {}
         for node_type in names:
             ids = dataset.node_ids[node_type]
             rows = dataset.view().node_attributes[node_type, COMMUNITY]
@@ -247,14 +247,14 @@ def test_an_unfinished_run_goes_on_with_the_same_number_alone(
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    tables: Any = _tables(_planted()[0], NUM_PLANTED * SIZE)
+    nodes, edges = _tables(_planted()[0], NUM_PLANTED * SIZE)
     how: Any = {"method": "ldg", "progress": False}
     before_stage("sort", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        partition_tables(*tables, 2, tmp_path / "parts", communities=8, **how)
+        partition_tables(nodes, edges, 2, tmp_path / "parts", communities=8, **how)
     with pytest.raises(ConfigError, match="unfinished run of other tables or settings"):
-        partition_tables(*tables, 2, tmp_path / "parts", communities=9, **how)
-    partition_tables(*tables, 2, tmp_path / "parts", communities=8, **how)
+        partition_tables(nodes, edges, 2, tmp_path / "parts", communities=9, **how)
+    partition_tables(nodes, edges, 2, tmp_path / "parts", communities=8, **how)
     _check_nested(*_loaded(tmp_path / "parts", 2, NUM_PLANTED * SIZE))
 
 

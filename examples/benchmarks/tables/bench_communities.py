@@ -132,7 +132,7 @@ def child(folder: str, method: Any, communities: int | None) -> None:
         place(*given)
         took.append(time.process_time() - started)
 
-    stages.Run._place_with_edges = timed  # type: ignore[method-assign]
+    stages.Run._place_with_edges = timed  # type: ignore[method-assign, assignment]
     report = partition_tables(
         NodeTable(f"{folder}/nodes.parquet"), EdgeTable(f"{folder}/edges.parquet"), PARTS,
         f"{folder}/parts", method=method, communities=communities, progress=False, overwrite=True,
@@ -163,7 +163,8 @@ def child(folder: str, method: Any, communities: int | None) -> None:
 def measure(folder: Path, name: str, graph: Graph) -> list[str]:
     """Return the lines of the table for one graph."""
     write_tables(folder, graph)
-    lines, first = [], 0.0
+    lines: list[str] = []
+    first = 0.0
     for method, with_communities in RUNS:
         given = json.dumps([str(folder), method, graph[2] if with_communities else None])
         command = [sys.executable, __file__, "--child", given]
