@@ -142,7 +142,7 @@ def test_a_later_command_adds_its_extras(checkout: Checkout, uv: Path) -> None:
     checkout.run(EXTRAS="examples,ray")
     assert checkout.installs() == ["uv .[examples,ray]"]
     checkout.run()  # what the tests need
-    assert checkout.installs() == ["uv .[examples,ray,dev,metis,release,tables]"]
+    assert checkout.installs() == ["uv .[examples,ray,dev,metis,objects,release,tables]"]
     checkout.run(EXTRAS="")
     assert checkout.notes() == []
 

@@ -23,7 +23,8 @@ _READ_TIMEOUT_S, _REQUEST_TIMEOUT_S = 30.0, 600.0
 """Seconds without a byte after which a request is repeated, and for a whole one: 64 MiB at 0.1
 MB/s."""
 _RETRIES = 8
-"""With pauses of 0.1 s that double up to 10 s: half a minute for a server that is overloaded."""
+"""With pauses from 0.1 s to 10 s, drawn so that they double on average (hence a base of 4): half a
+minute for a server that is overloaded."""
 _CHUNK_BYTES = 2**20
 _UPLOAD_BYTES, _MOST_UPLOADS, _PARALLEL_FILES = 16 * 2**20, 10_000, 4
 """Bytes of a part of an upload; how many parts an object may have; files at a time, each in up to
@@ -182,5 +183,5 @@ def _options(url: str, *, create: bool) -> dict[str, Any]:
             "read_timeout": timedelta(seconds=_READ_TIMEOUT_S),
             "allow_http": is_plain and url.startswith("s3:"),
         },
-        "retry_config": {"max_retries": _RETRIES, "backoff": {**backoff, "base": 2}},
+        "retry_config": {"max_retries": _RETRIES, "backoff": {**backoff, "base": 4}},
     }
