@@ -21,6 +21,7 @@ from gigl_loader.tables.table_folders import CSV, files_at, key_folder
 _log = logging.getLogger(__name__)
 _NAMED = 5
 """Number of invalid rows that an error names."""
+_READ_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,13 @@ class Table:
 
     def _open(self, path: str, name: str) -> Any:
         try:
-            if self.filesystem is not None and "://" in path:
-                return pq.ParquetFile(self.filesystem.open(path))
-            return pq.ParquetFile(path)
+            remote = self.filesystem is not None and "://" in path
+            # Not buffered in advance, as is pyarrow's default: it keeps the compressed columns of
+            # all row groups until the file is read. So many bytes of a column at a time instead.
+            return pq.ParquetFile(
+                self.filesystem.open(path) if remote else path,
+                pre_buffer=False, buffer_size=_READ_BYTES,
+            )  # fmt: skip
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(f"{self.where}: {name} cannot be read as Parquet: {error}") from error
 

@@ -82,6 +82,23 @@ def file_of(rows: int) -> TableFile:
     return TableFile("p", "p", 0, (), rows)
 
 
+def test_a_file_of_many_row_groups_is_not_kept_in_memory(tmp_path: Path) -> None:
+    groups, nbytes = 32, 2**20
+    values = np.random.default_rng(0).random((groups, nbytes // 8))
+    schema = pa.schema({"x": pa.float64()})
+    with pq.ParquetWriter(tmp_path / "t.parquet", schema, use_dictionary=False) as writer:
+        for group in values:
+            writer.write_table(pa.table({"x": group}))
+    table = Table(_job(tmp_path), "t", tmp_path / "t.parquet", "nodes")
+    before, most, row = pa.total_allocated_bytes(), 0, 0
+    for first, batch in table.batches(table.files[0], ["x"]):
+        assert (first, batch.column(0)[0].as_py()) == (row, values.reshape(-1)[row])
+        row += batch.num_rows
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert row == values.size
+    assert most < groups * nbytes / 2, "pyarrow would buffer the columns of the whole file"
+
+
 def test_csv_becomes_parquet_in_the_order_of_its_rows(tmp_path: Path) -> None:
     lines = [f"{i},n{i}" for i in range(5000)]
     (tmp_path / "t.csv").write_text("\n".join(["k,id", *lines]) + "\n")
