@@ -10,6 +10,7 @@ flags::
     edges:
       - {type: [user, buys, item], source: buys/, src: user, dst: item, weight: amount}
       - {type: [user, buys, item], source: held_out.parquet, supervision: positive}
+      - {type: [user, sees, item], delta: s3://lake/views, version: 12, src: user, dst: item}
     time_attr: joined  # an attribute of nodes that loaders are to sample by
     edge_rows: true  # from e_id back to the rows of tables
     order: degree  # rows that most edges lead to first, for training from disk
@@ -27,7 +28,7 @@ from typing import Any
 from gigl_loader.dataset.directory import FORMATS, ORDERS
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.tables.partition_tables import ENGINES, partition_tables
-from gigl_loader.tables.spec import FEATURE_DTYPES, METHODS, EdgeTable, NodeTable
+from gigl_loader.tables.spec import FEATURE_DTYPES, METHODS, SOURCES, EdgeTable, NodeTable
 
 _OPTIONS = ("time_attr", "order", "edge_rows", "communities")
 """What the YAML file may say beside the tables; a flag of the same name comes before it."""
@@ -81,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: error: {in_shell_words(str(error), vars(args))}", file=sys.stderr)
         return exit_code(error)
     print(report)
-    print(f"{args.root}: run {report.run}, {report.seconds:.1f} s")
+    took = f"{report.seconds:.1f} s" if report.seconds else "already there"
+    print(f"{args.root}: run {report.run}, {took}")
     return 0
 
 
@@ -256,7 +258,8 @@ def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
     options = {name: content[name] for name in _OPTIONS if content.get(name) is not None}
     if not isinstance(nodes, dict):
         raise ConfigError(f"{path}, nodes: give columns by name, or those by node type")
-    if "source" in nodes:
+    # A type of nodes may have the name of another keyword: then it is described by a mapping.
+    if "source" in nodes or any(isinstance(nodes.get(name), str) for name in SOURCES):
         return _make(NodeTable, nodes, f"{path}, nodes"), _edges(path, edges), options
     by_type = {
         str(node_type): _make(NodeTable, table, f"{path}, nodes, {node_type}")
@@ -288,8 +291,8 @@ def _edges_by_type(path: Path, edges: Any) -> dict[Any, list[EdgeTable]]:
 
 def _make(kind: Any, given: Any, where: str) -> Any:
     names = {field.name for field in dataclasses.fields(kind)}
-    if not isinstance(given, Mapping) or "source" not in given:
-        raise ConfigError(f"{where}: source is missing")
+    if not isinstance(given, Mapping) or not set(SOURCES) & set(given):
+        raise ConfigError(f"{where}: source is missing, and neither delta nor iceberg is given")
     unknown = sorted(set(given) - names)
     if unknown:
         raise ConfigError(f"{where}: unknown {', '.join(unknown)}; there are {sorted(names)}")

@@ -129,7 +129,7 @@ class ProgressLine:
     On a terminal it is one line, which is overwritten.
 
     Args:
-        total: Rows, or other units, of all of the work.
+        total: Rows, or other units, of all of the work. 0: unknown.
         shown: False: nothing is written.
         name: Name of the work; `add` may change it.
         unit: Unit of the count.
@@ -170,9 +170,11 @@ class ProgressLine:
         # no division by zero with a rate of 0, or a stage without rows or time
         done, rate = self._done + self._skipped, self.per_second
         left = max((self._total - done) / max(rate, 1e-3), 0)
+        is_known = bool(self._total) or not done
         text = (
-            f"{self._name}: {done:,} of {self._total:,} {self._unit}, {rate:,.0f} {self._unit}/s, "
-            f"{time.perf_counter() - self._started:.1f} s, {left:.0f} s left"
+            f"{self._name}: {done:,}{f' of {self._total:,}' if is_known else ''} {self._unit}, "
+            f"{rate:,.0f} {self._unit}/s, {time.perf_counter() - self._started:.1f} s"
+            f"{f', {left:.0f} s left' if is_known else ''}"
         )
         # padded, to overwrite the rest of a longer line
         start, text = ("\r", f"{text:<90}") if sys.stderr.isatty() else ("", text)

@@ -13,10 +13,11 @@ from gigl_loader.dataset.metis import communities_by_metis, cut_by_metis, import
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
+from gigl_loader.tables.engine_sql import rows_of, to_read
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable
 from gigl_loader.tables.table_edges import EdgesByPartition
-from gigl_loader.tables.table_files import Table, rows_of, to_read
+from gigl_loader.tables.table_files import Table
 
 NEED_EDGES = ("ldg", "metis")
 """Methods that read edges before they place nodes."""

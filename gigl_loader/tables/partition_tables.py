@@ -12,14 +12,16 @@ to numbers.
 
 import hashlib
 import importlib
+import importlib.metadata
 import json
 import logging
 import os
 import shutil
 import time
+import uuid
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from gigl_loader.dataset.directory import (
     LOCK,
@@ -37,7 +39,19 @@ from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
 from gigl_loader.objects.storage import is_url
 from gigl_loader.sizes import parse_size
-from gigl_loader.tables.spec import METHODS, Edges, Method, Nodes, Report, TableGraph, read_graph
+from gigl_loader.tables.spec import (
+    METHODS,
+    REPORT,
+    Edges,
+    EdgeTable,
+    Method,
+    Nodes,
+    NodeTable,
+    Report,
+    TableGraph,
+    is_files,
+    read_graph,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -159,6 +173,9 @@ def partition_tables(
         "communities": communities,
     }  # fmt: skip
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
+    request = _request(settings)
+    if (present := _already_there(folder, target, graph, request)) is not None:
+        return present
     _check_root(folder, place)
     with _resumable_limits(target, folder), ExitStack() as stack:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -183,13 +200,14 @@ def partition_tables(
         try:
             report = stages.Run(
                 job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building,
-                time_attr, order, edge_rows, communities,
+                time_attr, order, edge_rows, communities, request,
             ).make(began)  # fmt: skip
         except ConfigError:  # finished work is useless with other tables or arguments
             for path in (building, folder):
                 shutil.rmtree(path, ignore_errors=True)
             raise
-        _finish(report, building, target, format, limit, method=method, seed=seed)
+        versions = {"versions": report.versions} if report.versions else {}
+        _finish(report, building, target, format, limit, method=method, seed=seed, **versions)
         _hand_over(place, folder, progress)
     return report
 
@@ -304,17 +322,50 @@ def _check(num_partitions: Any, method: str, edge_dir: str, seed: Any, limit: in
 
 def _fingerprint(graph: TableGraph) -> list[Any]:
     """Return a description that identifies these tables."""
-    # Names and columns; the files are compared by size and time once they are found.
+    # Names and columns; the files are compared by size and time once they are found, and versions
+    # are chosen once the run starts.
     facts: list[Any] = []
     tables: list[tuple[Any, Any]] = [*graph.nodes.items(), *graph.edges.items()]
     for key, table in tables:
-        source = table.source
         columns = {name: value for name, value in vars(table).items() if name != "source"}
-        if hasattr(source, "nbytes"):  # an Arrow table
-            source = _digest(source)
-        several = isinstance(source, list | tuple)
-        facts.append((key, columns, [str(path) for path in source] if several else str(source)))
+        facts.append((key, columns, _fingerprint_of(table)))
     return facts
+
+
+def _fingerprint_of(table: NodeTable | EdgeTable) -> Any:
+    import pyarrow as pa
+
+    source = table.source
+    if source is None or isinstance(source, str | os.PathLike):
+        return str(source)
+    if is_files(source):
+        return [str(path) for path in cast("list[FilePath]", source)]
+    if table.version is not None:
+        return "rows that the version names"
+    # Rows of other batches are not known before they are read: no two are taken for the same.
+    return _digest(source) if isinstance(source, pa.Table) else uuid.uuid4().hex
+
+
+def _request(settings: dict[str, Any]) -> str:
+    """Return a digest of what is asked for, at any versions and in any directory."""
+    from gigl_loader.tables.resumable import digest_of_settings
+
+    anything: dict[str, Any] = {"version": None, "snapshot": None}
+    tables = [(key, columns | anything, source) for key, columns, source in settings["graph"]]
+    code = importlib.metadata.version("gigl_loader")
+    return digest_of_settings({**settings, "graph": tables, "root": None, "code": code})
+
+
+def _already_there(folder: Path, target: Path, graph: TableGraph, request: str) -> Report | None:
+    """Return the report of the same request of the same versions, if ``target`` is its result."""
+    if (folder / "job.json").exists() or not (target / REPORT).exists():
+        return None
+    report = Report.read(target)
+    if report.request != request or len(report.versions) < len(graph.tables):
+        return None
+    from gigl_loader.tables.row_sources import newest_sources, versions_of
+
+    return report if report.versions == versions_of(newest_sources(graph.tables)) else None
 
 
 def _digest(table: Any) -> str:

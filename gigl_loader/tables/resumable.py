@@ -27,6 +27,8 @@ class WorkSizes:
 
     table_rows: int = 65536
     """Rows of a table: limits memory if rows are wide."""
+    file_rows: int = 2**22
+    """Rows of a file in scratch from a source that is no file: a killed run repeats one of them."""
     numbers: int = 2**20
     """Owners, degrees or neighbours per read or write."""
     sorted_rows: int = 1_000_000
@@ -45,7 +47,8 @@ class WorkSizes:
     """Share of memory for indexes of ids: the engine sorts the looked-up edges meanwhile."""
 
 
-def _digest_of_settings(settings: Mapping[str, Any]) -> str:
+def digest_of_settings(settings: Mapping[str, Any]) -> str:
+    """Return a digest of everything that determines a result."""
     # A digest, since the settings name every file of every table. `default=str`: paths and numpy's
     # numbers are not JSON, and are only compared. Memory and threads are no settings: after running
     # out of memory, a run may be resumed with more.
@@ -77,12 +80,13 @@ class ResumableJob:
         self._run_steps = run_steps or _one_by_one
         self.folder, self.threads, self._shown = folder, threads, progress
         self.usable_bytes = memory - _BASE_BYTES
-        mark, state = _digest_of_settings(settings), folder / "job.json"
+        mark, state = digest_of_settings(settings), folder / "job.json"
         if state.exists():
             if json.loads(state.read_text()) != mark:
                 raise ConfigError(
-                    f"{folder} holds the unfinished run of other tables or settings: run that one "
-                    "again to finish it, remove the directory, or give overwrite=True"
+                    f"{folder} holds the unfinished run of other tables or settings (Arrow batches "
+                    "without version= are others each time): run that one again to finish it, "
+                    "remove the directory, or give overwrite=True"
                 )
         # A run may be killed while it writes its very first file: then only the draft is there.
         elif folder.exists() and {p.name for p in folder.iterdir()} - {LOCK, _draft(state).name}:
@@ -98,7 +102,7 @@ class ResumableJob:
     def is_of_others(folder: Path, settings: Mapping[str, Any]) -> bool:
         """Return whether ``folder`` has work of a run with other settings."""
         state = folder / "job.json"
-        return state.exists() and json.loads(state.read_text()) != _digest_of_settings(settings)
+        return state.exists() and json.loads(state.read_text()) != digest_of_settings(settings)
 
     def step(self, name: str, make: Callable[[], Any]) -> Any:
         """Return the result of ``make``, from now or from the run that was killed.

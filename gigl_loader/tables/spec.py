@@ -5,10 +5,11 @@ neighbours of the partitions, as JSON and as a picture.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -26,27 +27,47 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
-from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.errors import ConfigError, WrongTypeError, without_default_types
 from gigl_loader.memory.segments import Array, storage_dtype
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Method = Literal["contiguous", "random", "column", "ldg", "metis"]
 METHODS = get_args(Method)
 TableDtype = Literal["float16", "float32", "float64"]
 FEATURE_DTYPES = get_args(TableDtype)
 
+SOURCES = ("source", "delta", "iceberg")
+"""Keywords for the rows of a table, of which one is given."""
 Columns = str | Sequence[str] | None
+
+
+class ArrowBatches(Protocol):
+    """Arrow batches of any library: tables of pyarrow, DuckDB, Polars and pandas have this."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Export the batches; see Arrow's PyCapsule interface."""
+
+
+Source = FilePath | Sequence[FilePath] | ArrowBatches | Callable[[], ArrowBatches] | None
 
 
 @dataclass(frozen=True)
 class NodeTable:
     """The nodes of one type, one in each row.
 
+    Give one of ``source``, ``delta`` and ``iceberg``.
+
     Args:
         source: A Parquet or CSV file, a directory or a pattern of them, a list of those, also as a
-            URL that ``fsspec`` reads (``s3://``, ``gs://``), or a ``pyarrow.Table``.
+            URL that ``fsspec`` reads (``s3://``, ``gs://``). Or Arrow batches that can be read
+            again: a ``pyarrow.Table``, a DuckDB relation, another object with
+            ``__arrow_c_stream__``, or a function that returns a new
+            ``pyarrow.RecordBatchReader`` each time.
+        delta: The path or URL of a Delta table (extra ``delta``).
+        version: The version of the Delta table; None: the newest when the run starts. For Arrow
+            batches: your own name for these rows, without which a killed run does not continue.
+        iceberg: An Iceberg table as ``"catalogue.namespace.table"`` (extra ``iceberg``);
+            `.pyiceberg.yaml` or the environment describe the catalogue.
+        snapshot: The snapshot of the Iceberg table; None: the current one when the run starts.
         id: The column of node ids: integers or text, each value once.
         features: A column of lists or numbers, several columns of numbers, or a ``.npy`` file with
             a row for each row of the table.
@@ -62,8 +83,12 @@ class NodeTable:
         partition: A column with the partition of each node, for ``method="column"``.
     """
 
-    source: "FilePath | Sequence[FilePath] | pyarrow.Table"
+    source: Source = None
     _: KW_ONLY
+    delta: FilePath | None = None
+    version: int | str | None = None
+    iceberg: str | None = None
+    snapshot: int | None = None
     id: str = "id"
     features: Columns = None
     feature_dtype: TableDtype | None = None
@@ -79,7 +104,11 @@ class EdgeTable:
     """Edges of one type, one in each row.
 
     Args:
-        source: As in `NodeTable`.
+        source: As in `NodeTable`, as are the following.
+        delta: A Delta table.
+        version: Its version, or the name of Arrow batches.
+        iceberg: An Iceberg table.
+        snapshot: Its snapshot.
         src: The column with the id of the source; of a supervision edge, the anchor.
         dst: The column with the id of the destination.
         features: A column of lists or numbers, or several columns of numbers.
@@ -90,8 +119,12 @@ class EdgeTable:
             sampling does not walk. None: they are edges.
     """
 
-    source: "FilePath | Sequence[FilePath] | pyarrow.Table"
+    source: Source = None
     _: KW_ONLY
+    delta: FilePath | None = None
+    version: int | str | None = None
+    iceberg: str | None = None
+    snapshot: int | None = None
     src: str = "src"
     dst: str = "dst"
     features: Columns = None
@@ -115,9 +148,25 @@ class TableGraph:
     """By edge type; supervision has the type of its label edges."""
 
     @property
+    def tables(self) -> "dict[str, NodeTable | EdgeTable]":
+        """All tables, by their names in errors."""
+        nodes = {nodes_of(node_type): table for node_type, table in self.nodes.items()}
+        return nodes | {edges_of(edge_type): table for edge_type, table in self.edges.items()}
+
+    @property
     def walked(self) -> list[EdgeType]:
         """Edge types that sampling walks."""
         return [edge_type for edge_type in self.edges if not is_label_edge_type(edge_type)]
+
+
+def nodes_of(node_type: NodeType) -> str:
+    """Return the name of a table of nodes in errors."""
+    return f"nodes of {node_type!r}"
+
+
+def edges_of(edge_type: EdgeType) -> str:
+    """Return the name of a table of edges in errors."""
+    return f"edges of {edge_type}"
 
 
 def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
@@ -134,9 +183,10 @@ def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
     by_edge = edges if isinstance(edges, Mapping) else {DEFAULT_HOMOGENEOUS_EDGE_TYPE: edges}
     graph = TableGraph(heterogeneous, {}, {})
     for node_type, table in by_node.items():
-        _check_kind(table, NodeTable, f"nodes of {node_type!r}")
+        _check_kind(table, NodeTable, nodes_of(node_type))
         _check_name(node_type)
-        _check_dtype(table, f"nodes of {node_type!r}")
+        _check_rows(table, nodes_of(node_type))
+        _check_dtype(table, nodes_of(node_type))
         graph.nodes[node_type] = table
     for edge_type, tables in by_edge.items():
         for edge_table in [tables] if isinstance(tables, EdgeTable) else list(tables):
@@ -148,12 +198,13 @@ def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
 
 
 def _add_edges(graph: TableGraph, edge_type: EdgeType, table: EdgeTable) -> None:
-    _check_kind(table, EdgeTable, f"edges of {edge_type}")
+    _check_kind(table, EdgeTable, edges_of(edge_type))
     if not (isinstance(edge_type, tuple) and len(edge_type) == 3):
         raise WrongTypeError(f"an edge type is (source type, relation, destination type), "
                              f"got {edge_type!r}")  # fmt: skip
     _check_name(edge_type_str(edge_type))
-    _check_dtype(table, f"edges of {edge_type}")
+    _check_rows(table, edges_of(edge_type))
+    _check_dtype(table, edges_of(edge_type))
     for node_type in (edge_type[0], edge_type[2]):
         if node_type not in graph.nodes:
             raise ConfigError(
@@ -186,6 +237,36 @@ def _check_kind(value: Any, kind: type, where: str) -> None:
         raise WrongTypeError(f"{where} must be a {kind.__name__}, got {type(value).__name__}")
 
 
+def _check_rows(table: NodeTable | EdgeTable, where: str) -> None:
+    """Check where the rows of a table come from, before anything is read."""
+    given = [name for name in SOURCES if getattr(table, name) is not None]
+    if len(given) != 1:
+        raise ConfigError(
+            f"{where}: give one of source, delta and iceberg, got {' and '.join(given) or 'none'}"
+        )
+    if table.snapshot is not None and table.iceberg is None:
+        raise ConfigError(f"{where}: snapshot= is of an Iceberg table, and {given[0]} is given")
+    if table.version is not None and (table.iceberg is not None or is_files(table.source)):
+        advice = "an Iceberg table has snapshot=" if table.iceberg else "files have no version"
+        raise ConfigError(f"{where}: version= is of a Delta table or of Arrow batches; {advice}")
+    if table.source is not None:
+        _check_source(table.source, where)
+
+
+def _check_source(source: Any, where: str) -> None:
+    if hasattr(source, "__next__"):
+        raise ConfigError(
+            f"{where}: source is a {type(source).__name__}, which can be read once only: give a "
+            "function that returns a new pyarrow.RecordBatchReader each time"
+        )
+    if not (is_files(source) or hasattr(source, "__arrow_c_stream__") or callable(source)):
+        raise ConfigError(
+            f"{where}: source must be a path, a list of paths, Arrow batches (an object with "
+            "__arrow_c_stream__, as tables of pyarrow, DuckDB and Polars are) or a function that "
+            f"returns them, got {type(source).__name__}"
+        )
+
+
 def _check_dtype(table: NodeTable | EdgeTable, where: str) -> None:
     if table.feature_dtype is None:
         return
@@ -209,6 +290,21 @@ def columns_of(given: Columns) -> list[str]:
     if given is None:
         return []
     return [given] if isinstance(given, str) else list(given)
+
+
+def columns_used(table: NodeTable | EdgeTable) -> list[str]:
+    """Return the names of all columns that are read."""
+    of_nodes = ("id", "features", "label", "split", "time", "attributes", "partition")
+    of_edges = ("src", "dst", "features", "weight", "time")
+    roles = of_nodes if isinstance(table, NodeTable) else of_edges
+    given = [getattr(table, role) for role in roles]
+    names = [name for value in given if not is_npy(value) for name in columns_of(value)]
+    return list(dict.fromkeys(names))  # one may be label and attribute
+
+
+def is_files(source: Any) -> bool:
+    """Return whether a source is paths or URLs."""
+    return isinstance(source, str | os.PathLike | list | tuple)
 
 
 def is_npy(given: Columns) -> bool:
@@ -249,7 +345,13 @@ class Report:
     dangling: dict[str, int]
     """Dropped edges by edge type, with an end that is no node."""
     seconds: float
-    """Seconds that this call took; a run that was killed and resumed took longer."""
+    """Seconds that this call took; a run that was killed and resumed took longer. 0: the partitions
+    were there already."""
+    versions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By table: the version of the Delta or Iceberg table, or of Arrow batches, that was read."""
+    request: str = ""
+    """A digest of tables, settings and code: the same request of the same versions of all tables
+    need not run again."""
 
     @property
     def edge_cut(self) -> float:
@@ -275,6 +377,9 @@ class Report:
         lines += [
             f"{name}: {n:,} dangling edges left out" for name, n in self.dangling.items() if n
         ]
+        for where, version in self.versions.items():
+            words = ", ".join(f"{name} {version[name]}" for name in version if name != "id")
+            lines.append(without_default_types(f"{where}: {words}"))
         return "\n".join(lines)
 
     @classmethod
@@ -282,12 +387,17 @@ class Report:
         """Return the report that was written below a directory."""
         content = json.loads((root / REPORT).read_text())
         parts = [PartReport(**part) for part in content["parts"]]
-        return cls(content["run"], parts, content["dangling"], 0.0)
+        return cls(
+            content["run"], parts, content["dangling"], 0.0, content.get("versions", {}),
+            content.get("request", ""),
+        )  # fmt: skip
 
     def write(self, out: Path) -> None:
         """Write it below a directory, without the time, which differs between runs."""
         content: dict[str, Any] = asdict(self)
         content.pop("seconds")
+        if not self.versions:
+            del content["versions"], content["request"]
         content |= {"edge_cut": self.edge_cut, "remote_training_share": self.remote_training_share}
         (out / REPORT).write_text(json.dumps(content, indent=1) + "\n")
         (out / PICTURE).write_text(_picture(self))

@@ -39,7 +39,21 @@ from gigl_loader.tables.node_ids import (
 )
 from gigl_loader.tables.node_rows import NodeRows, check_time_attr, write_neighbor_times
 from gigl_loader.tables.resumable import ResumableJob
-from gigl_loader.tables.spec import Report, TableGraph, describe_part, is_npy
+from gigl_loader.tables.row_sources import (
+    Sources,
+    newest_sources,
+    noted_sources,
+    versions_of,
+)
+from gigl_loader.tables.spec import (
+    Report,
+    TableGraph,
+    columns_used,
+    describe_part,
+    edges_of,
+    is_npy,
+    nodes_of,
+)
 from gigl_loader.tables.table_edges import (
     EdgesByPartition,
     EndIds,
@@ -60,22 +74,19 @@ class Run:
         self, job: ResumableJob, graph: TableGraph, num_partitions: int, method: str,
         edge_dir: EdgeDir, seed: int, memory: int, drop_dangling: bool, out: Path,
         time_attr: str | None = None, order: str = "ids", edge_rows: bool = False,
-        communities: int | None = None,
+        communities: int | None = None, request: str = "",
     ) -> None:  # fmt: skip
         self._job, self._graph, self._count, self._out = job, graph, num_partitions, out
         self._method, self._edge_dir, self._seed = method, edge_dir, seed
         self._memory, self._drop, self._time_attr = memory, drop_dangling, time_attr
         self._by_degree, self._edge_rows = order == "degree", edge_rows
-        self._communities = communities
+        self._communities, self._request = communities, request
         self._shared = Part(out)
         self._parts = [Part(out / f"part{k}") for k in range(num_partitions)]
-        self._nodes = {
-            t: Table(job, f"nodes-{t}", table.source, f"nodes of {t!r}")
-            for t, table in graph.nodes.items()
-        }
+        sources = self._sources()
+        self._nodes = {t: self._table(f"nodes-{t}", nodes_of(t), sources) for t in graph.nodes}
         self._edges = {
-            t: Table(job, f"edges-{edge_type_str(t)}", table.source, f"edges of {t}")
-            for t, table in graph.edges.items()
+            t: self._table(f"edges-{edge_type_str(t)}", edges_of(t), sources) for t in graph.edges
         }
         tables = (*self._nodes.values(), *self._edges.values())
         names = [file.name for table in tables for file in table.files]
@@ -87,6 +98,23 @@ class Run:
         self._numbering: dict[NodeType, Numbering] = {}
         self._ids: dict[NodeType, Dictionary] = {}
         self._classes: dict[NodeType, int] = {}
+
+    def _sources(self) -> Sources:
+        """Return the source of each table, at the version from the start of the run."""
+        tables, opened = self._graph.tables, Sources()
+
+        def choose() -> dict[str, dict[str, Any]]:
+            opened.update(newest_sources(tables))
+            return versions_of(opened)
+
+        # A resumed run goes on with these versions, however the tables have moved on.
+        self._versions = self._job.step("versions", choose)
+        # Those that were just opened as they are: a stream is compared with its first read.
+        return opened or noted_sources(tables, self._versions)
+
+    def _table(self, key: str, where: str, sources: Sources) -> Table:
+        table = self._graph.tables[where]
+        return Table(self._job, key, sources[where] or table.source, where, columns_used(table))
 
     def _check_unchanged(self) -> None:
         """Check that the files of all tables are those from the start of the run.
@@ -148,7 +176,8 @@ class Run:
         dangling = {edge_type_str(t): m.dangling for t, m in mapped.items()}
         self._check_unchanged()  # Everything is read: later changes do not matter.
         run = job.step("seal", lambda: self._seal(counts))
-        report = Report(run, self._describe(), dangling, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        report = Report(run, self._describe(), dangling, seconds, self._versions, self._request)
         report.write(out)
         return report
 
@@ -353,6 +382,7 @@ class Run:
             num_classes=self._classes,
             method=self._method,
             seed=self._seed,
+            **({"versions": self._versions} if self._versions else {}),
         )
 
     def _describe(self) -> list[Any]:

@@ -24,6 +24,7 @@ from gigl_loader.dataset.mapped_writer import index_type, new_file
 from gigl_loader.dataset.schema import EdgeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
+from gigl_loader.tables.engine_sql import quoted, quoted_name, rows_of, to_read
 from gigl_loader.tables.id_index import Index, look_up_edges
 from gigl_loader.tables.node_ids import Dictionary, fits
 from gigl_loader.tables.resumable import ResumableJob
@@ -37,11 +38,7 @@ from gigl_loader.tables.table_files import (
     is_list,
     matrix_in,
     number_type,
-    quoted,
-    quoted_name,
-    rows_of,
     time_type,
-    to_read,
     width_of,
 )
 

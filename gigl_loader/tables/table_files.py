@@ -1,13 +1,11 @@
-"""Files of a table: found, converted to Parquet if necessary, read in batches."""
+"""Files of a table: found, or written from another source, and read in batches."""
 
 import logging
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +14,7 @@ import pyarrow.parquet as pq
 from gigl_loader.errors import ConfigError, without_default_types
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.row_sources import ArrowStream, CsvFile, RowSource, no_column, write_rows
 from gigl_loader.tables.table_folders import CSV, files_at, key_folder
 
 _log = logging.getLogger(__name__)
@@ -31,44 +30,52 @@ class TableFile:
     path: str
     """The path to open."""
     name: str
-    """The name for errors: the user's file."""
+    """The name for errors: the user's file or other source."""
     first_row: int
     """Rows of the table before it."""
     group_rows: tuple[int, ...]
     """Rows of each row group; empty if the file was not Parquet."""
     num_rows: int
+    skipped_rows: int = 0
+    """Rows of the user's source before this file, which has some of its rows."""
 
     def describe_row(self, row: int) -> str:
-        """Return the location of a row in this file, in words."""
+        """Return the location of a row of this file in the user's file or source, in words."""
         # Parquet tools show and cut by row groups. "right" skips empty ones.
         ends = np.cumsum(self.group_rows)
         group = int(np.searchsorted(ends, row, "right")) if len(ends) else None
-        return f"row {row}" if group is None else f"row {row} (row group {group})"
+        return (
+            f"row {self.skipped_rows + row}" if group is None else f"row {row} (row group {group})"
+        )
 
 
 class Table:
     """A table: its files in order.
 
     Args:
-        job: The run; other files than Parquet are converted into its scratch directory.
+        job: The run; rows that are not in Parquet files are written into its scratch directory.
         key: A name for the table, unique in the job.
-        source: See `NodeTable`.
+        source: Paths, a `RowSource` or a ``pyarrow.Table``.
         where: Its name in errors.
+        columns: The columns that are read. None: all.
     """
 
-    def __init__(self, job: ResumableJob, key: str, source: Any, where: str) -> None:
-        self.where, self.filesystem = where, None
-        listed = self._list(job, key, source)
+    def __init__(
+        self, job: ResumableJob, key: str, source: Any, where: str,
+        columns: list[str] | None = None,
+    ) -> None:  # fmt: skip
+        self.where, self.filesystem = where, cast("Any", None)
         self.files: list[TableFile] = []
-        first = 0
-        for path, name, converted in listed:
-            metadata = self._open(path, name).metadata
-            groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-            file = TableFile(path, name, first, () if converted else groups, metadata.num_rows)
-            self.files.append(file)
-            first += file.num_rows
-        self.num_rows = first
-        self.schema: Any = self._open(listed[0][0], listed[0][1]).schema_arrow
+        self.num_rows = 0
+        for number, given in enumerate(self._list(job, source)):
+            if isinstance(given, RowSource):
+                self._import(job, f"import/{key}/{number}", given, columns)
+            else:
+                metadata = self._open(given, given).metadata
+                groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+                self._add(TableFile(given, given, self.num_rows, tuple(groups), metadata.num_rows))
+        first = self.files[0]
+        self.schema: Any = self._open(first.path, first.name).schema_arrow
         for file in self.files[1:]:
             self._check_alike(file)
 
@@ -82,34 +89,38 @@ class Table:
                 f"({', '.join(different) or 'their order'}): a table's files must be alike"
             )
 
-    def _list(self, job: ResumableJob, key: str, source: Any) -> list[tuple[str, str, bool]]:
+    def _list(self, job: ResumableJob, source: Any) -> list[RowSource | str]:
+        """Return the parts of a table: paths of Parquet files, and other sources."""
+        if isinstance(source, RowSource):
+            return [source]
         if isinstance(source, pa.Table):
-            # All later code reads Parquet files, also tasks in other processes, which would each
-            # receive a copy of the table. The caller's copy is not needed after this.
-            path = job.folder / "import" / key / "0.parquet"
-            job.step(f"import/{key}/0", lambda: _write_arrow(source, path))
-            return [(str(path), f"the Arrow table of {self.where}", True)]
+            return [ArrowStream(source, self.where)]
         paths: list[str] = []
         for given in source if isinstance(source, list | tuple) else [source]:
             if not isinstance(given, str | os.PathLike):
                 raise ConfigError(
-                    f"{self.where}: source must be a path, a list of paths or a pyarrow.Table, "
-                    f"got {type(given).__name__}"
+                    f"{self.where}: a list of sources has paths only, got {type(given).__name__}"
                 )
             some, filesystem = files_at(os.fspath(given), self.where)
             self.filesystem = filesystem or self.filesystem
             paths += some
-        files = []
-        for number, name in enumerate(paths):
-            if not name.endswith(CSV):
-                files.append((name, name, False))
-                continue
-            target = job.folder / "import" / key / f"{number}.parquet"
-            # CSV has no types and cannot be read from the middle: it is read once, and the engine
-            # detects its types.
-            job.step(f"import/{key}/{number}", partial(_convert_csv, job, self, name, target))
-            files.append((str(target), name, True))
-        return files
+        return [CsvFile(job, p, self.filesystem) if p.endswith(CSV) else p for p in paths]
+
+    def _import(
+        self, job: ResumableJob, name: str, source: RowSource, columns: list[str] | None
+    ) -> None:
+        folder, skipped = job.folder / name, 0
+        # The types of CSV are detected; a missing column is named by `type_of`, which knows all.
+        wanted = None if isinstance(source, CsvFile) else columns
+        counts = job.step(name, partial(write_rows, job, source, wanted, folder))
+        for number, count in enumerate(counts):
+            path = str(folder / f"{number}.parquet")
+            self._add(TableFile(path, source.name, self.num_rows, (), count, skipped))
+            skipped += count
+
+    def _add(self, file: TableFile) -> None:
+        self.files.append(file)
+        self.num_rows += file.num_rows
 
     def _open(self, path: str, name: str) -> Any:
         try:
@@ -137,14 +148,13 @@ class Table:
         index = self.schema.get_field_index(column)
         if index < 0:
             name = self.files[0].name
-            hint = f"it has {', '.join(self.schema.names)}"
-            if (folder := key_folder(name, column)) is not None:
-                hint = (
-                    f"its values are in the names of folders only ({folder}): write it into the "
-                    "files, for example with DuckDB's COPY (FROM read_parquet('.../*.parquet', "
-                    "hive_partitioning=true)) TO 'table.parquet'"
-                )
-            raise ConfigError(f"{self.where}: {name} has no column {column!r}; {hint}")
+            if (folder := key_folder(name, column)) is None:
+                raise no_column(self.where, name, column, self.schema.names)
+            raise ConfigError(
+                f"{self.where}: {name} has no column {column!r}; its values are in the names of "
+                f"folders only ({folder}): write it into the files, for example with DuckDB's COPY "
+                "(FROM read_parquet('.../*.parquet', hive_partitioning=true)) TO 'table.parquet'"
+            )
         return self.schema.field(index).type
 
     def batches(self, file: TableFile, columns: list[str]) -> Iterator[tuple[int, Any]]:
@@ -187,50 +197,6 @@ def stamp(path: str) -> list[int]:
     except OSError:
         return []
     return [at.st_size, at.st_mtime_ns]
-
-
-def _write_arrow(table: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path, row_group_size=1_000_000)
-
-
-def _convert_csv(job: ResumableJob, table: Table, source: str, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In the order of the file: it determines the numbers of nodes, and errors name rows. Strict,
-    # else the engine would guess at broken lines.
-    with job.engine(ordered=True) as connection:
-        table.register(connection)
-        read = f"read_csv({to_read(source)}, strict_mode=true, hive_partitioning=false)"
-        connection.execute(f"COPY (SELECT * FROM {read}) TO {quoted(path)} (FORMAT parquet)")
-
-
-def quoted(text: Any) -> str:
-    """Return a text in SQL."""
-    return "'" + str(text).replace("'", "''") + "'"
-
-
-def to_read(path: Any, pattern: str = "") -> str:
-    """Return SQL for a path that the engine reads, and a pattern below it."""
-    # The engine treats any path as a pattern: "graph[1]" would be "graph1". A character in brackets
-    # stands for itself. File systems of fsspec have patterns of their own.
-    text = str(path)
-    return quoted((text if "://" in text else re.sub(r"([*?[])", r"[\1]", text)) + pattern)
-
-
-def rows_of(files: str, *, numbered: bool = False) -> str:
-    """Return SQL that reads Parquet files: ``files`` as `to_read` writes them, or a list of them.
-
-    With ``numbered`` there is a column ``file_row_number``, too.
-    """
-    # By itself, the engine takes "id=7" anywhere in a path for the column "id" of all rows, also
-    # where the file has a column of that name.
-    more = ", file_row_number=true" if numbered else ""
-    return f"read_parquet({files}, hive_partitioning=false{more})"
-
-
-def quoted_name(column: str) -> str:
-    """Return a column's name in SQL."""
-    return '"' + column.replace('"', '""') + '"'
 
 
 def id_kind(table: Table, column: str) -> str:

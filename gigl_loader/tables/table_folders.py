@@ -19,12 +19,13 @@ CSV = (".csv", ".csv.gz", ".tsv")
 _log = logging.getLogger(__name__)
 
 _VERSIONED = (
-    ("_delta_log", "", "Delta Lake", "deltalake.DeltaTable(path).to_pyarrow_table()"),
-    ("metadata", ".metadata.json", "Iceberg", "pyiceberg's table.scan().to_arrow()"),
-    (".hoodie", "", "Hudi", "as its own engine reads them"),
-)
+    ("_delta_log", "", "Delta Lake", "Give the folder as delta= (delta: in a table file)"),
+    ("metadata", ".metadata.json", "Iceberg",
+     'Give its name as iceberg="catalogue.namespace.table" (iceberg: in a table file)'),
+    (".hoodie", "", "Hudi", "Give its current rows, as its own engine reads them"),
+)  # fmt: skip
 """A folder in that of the table, part of the name of a file in it, the kind of the table, and how
-to get its current rows."""
+to have its current rows read."""
 
 
 def files_at(path: str, where: str) -> tuple[list[str], Any]:
@@ -140,7 +141,7 @@ def _refuse_versions(paths: set[str], where: str, names_in: Callable[[str], Iter
         folder = path
         while folder and folder not in seen:
             seen.add(folder)
-            for mark, name, kind, rows in _VERSIONED:
+            for mark, name, kind, advice in _VERSIONED:
                 logs: list[str] = []
                 # Most folders have no such folder. One that is closed to this user is no table's
                 # that they read. Stores raise errors of many libraries.
@@ -150,8 +151,7 @@ def _refuse_versions(paths: set[str], where: str, names_in: Callable[[str], Iter
                     raise ConfigError(
                         f"{where}: {folder} is a {kind} table, whose folder keeps the files of "
                         "earlier versions: rows that were deleted or replaced would come back. "
-                        f"Give its current rows as a pyarrow.Table ({rows}), or write them as "
-                        "plain Parquet files and give those"
+                        f"{advice}, or write its rows as plain Parquet files and give those"
                     )
             folder = posixpath.dirname(folder)
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.tables.engine_sql import quoted, quoted_name, to_read
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.table_files import (
     Table,
@@ -20,12 +21,9 @@ from gigl_loader.tables.table_files import (
     in_type,
     matrix_in,
     number_type,
-    quoted,
-    quoted_name,
     stamp,
     stored_type,
     time_type,
-    to_read,
     width_of,
 )
 
@@ -54,7 +52,7 @@ def test_files_are_in_order_and_rows_follow_each_other(tmp_path: Path) -> None:
     assert Table(job, "glob", f"{tmp_path}/t/*.parquet", "nodes").num_rows == 4
     with pytest.raises(ConfigError, match="no Parquet or CSV file at"):
         Table(job, "none", tmp_path / "scratch", "nodes")
-    with pytest.raises(ConfigError, match=r"a path, a list of paths or a pyarrow\.Table, got int"):
+    with pytest.raises(ConfigError, match="a list of sources has paths only, got int"):
         Table(job, "int", [3], "nodes")
 
 

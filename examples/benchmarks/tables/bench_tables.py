@@ -39,6 +39,8 @@ _ROWS = 1_000_000
 """Rows of a row group, which are made at a time."""
 _TYPES = {"string": pa.string(), "int64": pa.int64()}
 _VECTOR = pa.list_(pa.float16(), WIDTH)
+_DELTA_VECTOR = pa.list_(pa.float32())
+"""Delta Lake has neither float16 nor lists of a fixed length."""
 _SAMPLE_S = 0.05
 _DISK_SAMPLES = 10
 """Samples of memory between two of the disk, which cost more."""
@@ -60,6 +62,29 @@ def write_tables(folder: Path, num_nodes: int, num_edges: int, ids: str) -> int:
                 write(path.with_suffix(".tmp"), num_nodes, num_edges, ids, i)
                 path.with_suffix(".tmp").rename(path)
     return size_of(folder)
+
+
+def write_delta(folder: Path) -> None:
+    """Write the tables once more, as Delta tables, and their nodes as Parquet of the same types."""
+    import deltalake
+
+    for kind in ("nodes", "edges"):
+        for i in range(FILES):
+            file = pq.ParquetFile(folder / kind / f"{i}.parquet", pre_buffer=False)
+            schema = pa.schema(
+                [f.with_type(_DELTA_VECTOR) if f.name == "x" else f for f in file.schema_arrow]
+            )
+            plain = folder / "beside_delta" / kind / f"{i}.parquet"
+            plain.parent.mkdir(parents=True, exist_ok=True)
+            with pq.ParquetWriter(plain, schema) as writer:
+                for batch in file.iter_batches(_ROWS):
+                    writer.write_table(pa.Table.from_batches([batch]).cast(schema))
+            rows = pq.ParquetFile(plain, pre_buffer=False)
+            deltalake.write_deltalake(
+                folder / "delta" / kind,
+                pa.RecordBatchReader.from_batches(schema, rows.iter_batches()),
+                mode="append",
+            )
 
 
 def names_of(numbers: np.ndarray, num_nodes: int, ids: str) -> pa.Array:
@@ -199,6 +224,48 @@ def ours(tables: Path, folder: Path, memory: str) -> Run:
     return run(command, folder, ["out/**/*"])
 
 
+def from_file(tables: Path, key: str, folder: Path, memory: str) -> Run:
+    """Partition Parquet (``source``) or Delta tables (``delta``) that a file describes."""
+    description = folder.with_suffix(".yaml")
+    description.write_text(
+        f"nodes: {{{key}: {tables}/nodes, features: x}}\nedges: {{{key}: {tables}/edges}}\n"
+    )
+    command = [
+        sys.executable, "-m", "gigl_loader", "partition", str(description), "--root",
+        f"{folder}/out", "--scratch", f"{folder}/scratch", "--num-partitions", str(PARTS),
+        "--method", "random", "--memory", memory, "--quiet",
+    ]  # fmt: skip
+    return run(command, folder, ["out/**/*"])
+
+
+def compare_delta(tables: Path, folder: Path, memory: str, rounds: int) -> list[str]:
+    """Return the lines of a table: Delta tables, and Parquet of the same rows and types."""
+    if not (tables / "delta").exists():
+        write_delta(tables)
+    given = {"Parquet": ("beside_delta", "source"), "Delta": ("delta", "delta")}
+    runs: dict[str, list[Run]] = {name: [] for name in given}
+    for number in range(rounds):
+        for name, (where, key) in given.items():
+            runs[name].append(from_file(tables / where, key, folder / "run", memory))
+            print(f"{memory}, round {number}, {name}: {runs[name][-1]}", flush=True)
+    lines = ["| tables | s | CPU s | peak GB | scratch GB |", f"|{' --- |' * 5}"]
+    means = {
+        name: [
+            statistics.median(getattr(one, figure) for one in of_kind)
+            for figure in ("seconds", "cpu_seconds", "peak_bytes", "scratch_bytes")
+        ]
+        for name, of_kind in runs.items()
+    }
+    for name, (seconds, cpu, peak, scratch) in means.items():
+        lines.append(
+            f"| {name}, {memory} | {seconds:.0f} | {cpu:.1f} | {peak / 1e9:.2f} "
+            f"| {scratch / 1e9:.2f} |"
+        )
+    ratios = [b / a for a, b in zip(means["Parquet"], means["Delta"], strict=True)]
+    lines.append(f"| times | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
+    return lines
+
+
 def script(tables: Path, folder: Path, memory: str) -> Run:
     """Run `plain_script` in a process of its own."""
     given = [str(tables), f"{folder}/out", memory]
@@ -242,6 +309,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to be used (default: temp)")
     parser.add_argument("--tables", type=Path, help="keep the input here, and take what is there")
     parser.add_argument("--skip-plain", action="store_true", help="measure gigl-loader alone")
+    parser.add_argument("--delta", action="store_true", help="measure Delta beside Parquet alone")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -258,6 +326,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             tables = Path(args.tables or folder) / "tables" / ids
             nbytes = write_tables(tables, args.nodes, args.edges, ids)
+            if args.delta:
+                for memory in args.memory:
+                    lines += ["", *compare_delta(tables, Path(folder), memory, args.rounds)]
+                continue
             lines += [
                 "", f"## {ids} ids, {nbytes / 1e9:.2f} GB of Parquet", "",
                 "| --memory | plain script, s | gigl-loader, s | times | CPU s, plain | ours "

@@ -1,0 +1,419 @@
+"""Where the rows of a table come from, if not from Parquet files, which are read in place.
+
+A `RowSource` is a CSV file, a version of a Delta or Iceberg table, or a stream of Arrow batches.
+Its rows are written once to Parquet files in the scratch directory, in bounded memory. All later
+code reads those, also tasks in other processes. So a source is read once over the network, and a
+version may be removed from its table meanwhile.
+"""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Self, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.tables.engine_sql import quoted_name, to_read
+from gigl_loader.tables.resumable import ResumableJob
+from gigl_loader.tables.spec import EdgeTable, NodeTable, columns_used, is_files
+
+_COMPARED_ROWS = 8
+"""Rows at the start of a stream that two reads must agree on."""
+
+Opened = tuple[Any, Iterator[Any]]
+"""The Arrow schema of a source, and its record batches."""
+
+
+class RowSource(ABC):
+    """Rows that can be read several times, each time in the same order."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name of the source in errors."""
+
+    @property
+    def identity(self) -> dict[str, Any] | None:
+        """What tells these rows from those of other versions; None: unknown."""
+        return None
+
+    @abstractmethod
+    def open(self, columns: list[str] | None) -> AbstractContextManager[Opened]:
+        """Return a context of the schema and the batches of some columns; None: of all."""
+
+
+@dataclass(frozen=True)
+class CsvFile(RowSource):
+    """A CSV file, whose types the engine detects."""
+
+    job: ResumableJob
+    path: str
+    filesystem: Any
+
+    @property
+    def name(self) -> str:
+        """See `RowSource`."""
+        return self.path
+
+    @contextmanager
+    def open(self, columns: list[str] | None) -> Iterator[Opened]:
+        """See `RowSource`."""
+        # In the order of the file: it determines the numbers of nodes, and errors name rows.
+        # Strict, else the engine would guess at broken lines.
+        with self.job.engine(ordered=True) as engine:
+            if self.filesystem is not None:
+                engine.register_filesystem(self.filesystem)
+            names = "*" if columns is None else ", ".join(map(quoted_name, columns))
+            source = f"read_csv({to_read(self.path)}, strict_mode=true, hive_partitioning=false)"
+            rows = engine.sql(f"SELECT {names} FROM {source}")
+            reader = rows.to_arrow_reader(self.job.sizes.table_rows)
+            yield reader.schema, reader
+
+
+@dataclass(frozen=True)
+class TableVersion(RowSource):
+    """A version of a table that keeps several."""
+
+    id: str
+    """The id of the table, which one that takes its place has not."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `RowSource`."""
+        return asdict(self)
+
+    def _check_same(self, found: Any) -> None:
+        if str(found) != self.id:
+            raise ConfigError(
+                f"{self.name}: another table has its place since the run began (id {found}, was "
+                f"{self.id})"
+            )
+
+
+@dataclass(frozen=True)
+class DeltaVersion(TableVersion):
+    """A version of a Delta table."""
+
+    delta: str
+    """The path or the URL of the table."""
+    version: int
+
+    @classmethod
+    def of(cls, delta: str, version: int | None) -> Self:
+        """Return a version of a table; None: the newest."""
+        table = _open_delta(delta, version)
+        return cls(str(table.metadata().id), delta, table.version())
+
+    @property
+    def name(self) -> str:
+        """See `RowSource`."""
+        return f"version {self.version} of the Delta table {self.delta}"
+
+    @contextmanager
+    def open(self, columns: list[str] | None) -> Iterator[Opened]:
+        """See `RowSource`."""
+        table = _open_delta(self.delta, self.version)
+        self._check_same(table.metadata().id)
+        from deltalake import QueryBuilder
+
+        # Its query engine, not `to_pyarrow_dataset`: that one refuses deletion vectors and renamed
+        # columns. In one partition, else files are read at once, and rows come in any order.
+        query = QueryBuilder({"datafusion.execution.target_partitions": "1"})
+        names = "*" if columns is None else ", ".join(map(quoted_name, columns))
+        with _reading(self.name):
+            stream = query.register("versioned", table).execute(f"SELECT {names} FROM versioned")
+            reader = pa.RecordBatchReader.from_stream(stream)
+        yield reader.schema, _guarded(self.name, reader)
+
+
+def _open_delta(path: str, version: int | None) -> Any:
+    try:
+        from deltalake import DeltaTable
+    except ImportError as error:
+        _refuse_missing("delta", "deltalake", error)
+    try:
+        return DeltaTable(path, version=version)
+    except Exception as error:  # deltalake's own classes, and those of its stores
+        which = "the newest version" if version is None else f"version {version}"
+        raise ConfigError(
+            f"{which} of the Delta table {path} cannot be read: {_first_line(error)}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class IcebergSnapshot(TableVersion):
+    """A snapshot of an Iceberg table."""
+
+    iceberg: str
+    """``catalogue.namespace.table``."""
+    snapshot: int | None
+    """None: the table has no snapshot yet, so it has no rows."""
+    schema: int
+    """The id of the schema, which names the columns: renaming one makes no snapshot."""
+
+    @classmethod
+    def of(cls, iceberg: str, snapshot: int | None) -> Self:
+        """Return a snapshot of a table; None: the current one."""
+        table = _open_iceberg(iceberg)
+        schema = table.schema().schema_id
+        if snapshot is None:
+            newest = table.current_snapshot()
+            snapshot = None if newest is None else newest.snapshot_id
+        else:  # with the names of its time, as pyiceberg's own `scan` has them
+            its_schema = _snapshot(table, iceberg, snapshot).schema_id
+            schema = schema if its_schema is None else its_schema
+        return cls(str(table.metadata.table_uuid), iceberg, snapshot, schema)
+
+    @property
+    def name(self) -> str:
+        """See `RowSource`."""
+        return f"snapshot {self.snapshot} of the Iceberg table {self.iceberg}"
+
+    @contextmanager
+    def open(self, columns: list[str] | None) -> Iterator[Opened]:
+        """See `RowSource`."""
+        table = _open_iceberg(self.iceberg)
+        self._check_same(table.metadata.table_uuid)
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        fields = table.schemas()[self.schema]
+        fields = fields if columns is None else fields.select(*columns)
+        schema = schema_to_pyarrow(fields, include_field_ids=False)
+        yield schema, _guarded(self.name, self._batches(table, fields, schema))
+
+    def _batches(self, table: Any, fields: Any, schema: Any) -> Iterator[Any]:
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        if self.snapshot is None:
+            return
+        _snapshot(table, self.iceberg, self.snapshot)
+        # A file at a time: `to_arrow_batch_reader` reads all files at once into memory. By name,
+        # since a catalogue that plans scans itself promises no order.
+        scan = ArrowScan(table.metadata, table.io, fields, AlwaysTrue())
+        tasks = table.scan(snapshot_id=self.snapshot).plan_files()
+        for task in sorted(tasks, key=lambda task: str(task.file.file_path)):
+            for batch in scan.to_record_batches([task]):
+                yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+
+
+def _open_iceberg(name: str) -> Any:
+    try:
+        from pyiceberg.catalog import load_catalog
+    except ImportError as error:
+        _refuse_missing("iceberg", "pyiceberg", error)
+    catalog, _, table = name.partition(".")
+    try:
+        return load_catalog(catalog).load_table(table)
+    except Exception as error:  # pyiceberg's own classes, and those of catalogues and stores
+        raise ConfigError(
+            f"the Iceberg table {table!r} of the catalogue {catalog!r} cannot be read: "
+            f"{_first_line(error)}; catalogues are described in .pyiceberg.yaml or "
+            f"PYICEBERG_CATALOG__{catalog.upper()}__URI"
+        ) from error
+
+
+def _snapshot(table: Any, name: str, snapshot: int) -> Any:
+    found = table.snapshot_by_id(snapshot)
+    if found is None:
+        raise ConfigError(f"the Iceberg table {name} has no snapshot {snapshot}, or no longer")
+    return found
+
+
+@dataclass
+class ArrowStream(RowSource):
+    """Arrow batches of an object, or of the new object that a function returns for each read."""
+
+    source: Any
+    where: str
+    """Name of the table in errors."""
+    version: int | str | None = None
+    """The caller's name for these rows."""
+    _first_rows: str | None = None
+
+    @property
+    def name(self) -> str:
+        """See `RowSource`."""
+        kind = "table" if isinstance(self.source, pa.Table) else "source"
+        return f"the Arrow {kind} of {self.where}"
+
+    @property
+    def identity(self) -> dict[str, Any] | None:
+        """See `RowSource`."""
+        return None if self.version is None else {"arrow": self.version}
+
+    @contextmanager
+    def open(self, columns: list[str] | None) -> Iterator[Opened]:
+        """See `RowSource`."""
+        with _reading(self.name):
+            has_stream = hasattr(self.source, "__arrow_c_stream__")
+            stream = self.source if has_stream else self.source()
+            if not hasattr(stream, "__arrow_c_stream__"):
+                raise WrongTypeError(
+                    f"{self.name} must return a pyarrow.RecordBatchReader or another object with "
+                    f"__arrow_c_stream__, got {type(stream).__name__}"
+                )
+            reader = pa.RecordBatchReader.from_stream(stream)
+            first = next((batch for batch in reader if batch.num_rows), None)
+        self._check_first_rows(first)
+        batches = itertools.chain([] if first is None else [first], _guarded(self.name, reader))
+        names = reader.schema.names if columns is None else columns
+        schema = pa.schema([reader.schema.field(name) for name in names])
+        yield schema, (batches if columns is None else (b.select(names) for b in batches))
+
+    def _check_first_rows(self, first: Any) -> None:
+        """Check that a second read begins as the first one did: a reader may be used up."""
+        rows = "" if first is None else repr(first.slice(0, _COMPARED_ROWS).to_pylist())
+        if self._first_rows not in (None, rows):
+            raise ConfigError(
+                f"{self.name} cannot be read again: the second time it began with other rows, or "
+                "had none; give a function that returns a new reader of the same rows each time"
+            )
+        self._first_rows = rows
+
+
+def _refuse_missing(extra: str, package: str, error: ImportError) -> NoReturn:
+    raise ConfigError(
+        f'tables of {extra}= need {package}: run pip install "gigl_loader[{extra}]" ({error})'
+    ) from error
+
+
+def _first_line(error: Exception) -> str:
+    # Arrow appends the traceback of a caller's own function.
+    text = str(error).partition(". Detail: Python exception")[0]
+    return (text.splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Name the source in an error of its reader."""
+    try:
+        yield
+    except (ConfigError, UsageError):
+        raise
+    except Exception as error:  # of any library, and of the caller's own function
+        raise UsageError(
+            f"{name} cannot be read: {_first_line(error)}; call again to continue, or with "
+            "overwrite=True to begin anew"
+        ) from error
+
+
+def _guarded(name: str, batches: Iterable[Any]) -> Iterator[Any]:
+    with _reading(name):
+        yield from batches
+
+
+# --- of a graph -----------------------------------------------------------------------------------
+
+
+Tables = Mapping[str, NodeTable | EdgeTable]
+Sources = dict[str, RowSource | None]
+"""By the name of a table in errors; None: it is files."""
+
+
+def newest_sources(tables: Tables) -> Sources:
+    """Return the source of each table, at the version that it names, or else the newest.
+
+    Raises:
+        ConfigError: There is no such table, version or column, or a package is missing.
+    """
+    sources: Sources = {}
+    for where, table in tables.items():
+        if table.delta is not None:
+            source: RowSource = DeltaVersion.of(str(table.delta), cast("Any", table.version))
+        elif table.iceberg is not None:
+            source = IcebergSnapshot.of(table.iceberg, table.snapshot)
+        elif is_files(table.source):
+            sources[where] = None
+            continue
+        else:
+            source = ArrowStream(table.source, where, table.version)
+        with source.open(None) as (schema, _):
+            for column in columns_used(table):
+                if schema.get_field_index(column) < 0:
+                    raise no_column(where, source.name, column, schema.names)
+        sources[where] = source
+    return sources
+
+
+def versions_of(sources: Sources) -> dict[str, dict[str, Any]]:
+    """Return the identity of each source that has one."""
+    identities = {where: source.identity for where, source in sources.items() if source}
+    return {where: identity for where, identity in identities.items() if identity}
+
+
+def noted_sources(tables: Tables, versions: Mapping[str, Mapping[str, Any]]) -> Sources:
+    """Return the source of each table at noted versions, see `versions_of`; nothing is opened."""
+    sources: Sources = {}
+    for where, table in tables.items():
+        if table.delta is not None:
+            sources[where] = DeltaVersion(**versions[where])
+        elif table.iceberg is not None:
+            sources[where] = IcebergSnapshot(**versions[where])
+        else:
+            is_stream = not is_files(table.source)
+            sources[where] = ArrowStream(table.source, where, table.version) if is_stream else None
+    return sources
+
+
+def no_column(where: str, name: str, column: str, names: Sequence[str]) -> ConfigError:
+    """Return the error for a column that is missing, or that exists twice."""
+    return ConfigError(f"{where}: {name} has no column {column!r}; it has {', '.join(names)}")
+
+
+# --- to Parquet -----------------------------------------------------------------------------------
+
+
+def write_rows(
+    job: ResumableJob, source: RowSource, columns: list[str] | None, folder: Path
+) -> list[int]:
+    """Write the rows of a source to ``0.parquet``, ``1.parquet`` ...; return the rows of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    counts: list[int] = []
+    with (
+        job.stage(f"read {source.name}", 0) as progress,
+        source.open(columns) as (schema, batches),
+    ):
+        groups = _row_groups(job, schema, batches)
+        for group in groups:
+            # Read a few times, and removed: neither a dictionary, statistics nor compression are
+            # worth their time.
+            with pq.ParquetWriter(
+                folder / f"{len(counts)}.parquet", group.schema, use_dictionary=False,
+                write_statistics=False, compression="none",
+            ) as writer:  # fmt: skip
+                counts.append(0)
+                for several in itertools.chain([group], groups):
+                    writer.write_table(several)
+                    counts[-1] += several.num_rows
+                    progress(several.num_rows)
+                    if counts[-1] >= job.sizes.file_rows:
+                        break
+    pa.default_memory_pool().release_unused()  # later stages need the memory
+    return counts
+
+
+def _row_groups(job: ResumableJob, schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield tables of some megabytes; at least one, which may be empty."""
+    # Views of texts, as Polars and DataFusion have them, differ in their layout only.
+    kept = pa.schema(
+        [f.with_type(pa.string()) if pa.types.is_string_view(f.type) else f for f in schema]
+    )
+    waiting, nbytes, num_groups = [kept.empty_table()], 0, 0
+    most = job.sizes.table_rows
+    for batch in batches:
+        for start in range(0, batch.num_rows, most):
+            # Cast before it is measured: views of texts share buffers, which count for each.
+            piece = pa.Table.from_batches([batch.slice(start, most)], schema).cast(kept)
+            waiting.append(piece)
+            nbytes += piece.nbytes
+            if nbytes >= job.sizes.waiting_bytes:
+                yield pa.concat_tables(waiting)
+                waiting, nbytes, num_groups = [], 0, num_groups + 1
+    if nbytes or not num_groups:
+        yield pa.concat_tables(waiting)
