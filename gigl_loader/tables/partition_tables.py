@@ -153,16 +153,7 @@ def partition_tables(
     check_format(format)
     check_order(order, format)
     place = Target(root, overwrite=overwrite, format=format)
-    if scratch is not None and is_url(scratch):
-        raise ConfigError(f"scratch must be a local directory, got {scratch!r}")
-    if not isinstance(edge_rows, bool):
-        raise WrongTypeError(f"edge_rows must be True or False, got {edge_rows!r}")
-    if edge_rows and format != "mapped":
-        raise ConfigError(f'edge_rows=True needs format="mapped": {format!r} has no place for them')
-    if time_attr is not None and not isinstance(time_attr, str):
-        raise WrongTypeError(f"time_attr must name an attribute, got {time_attr!r}")
-    if engine not in ENGINES:
-        raise ConfigError(f'engine must be "duckdb" or "ray", got {engine!r}')
+    _check_options(scratch, edge_rows, format, time_attr, engine)
     # Beside `root`, so on the same file system: the last step is a rename.
     target = place.path
     building = target.with_name(f".{target.name}.building")
@@ -318,6 +309,19 @@ def _check(num_partitions: Any, method: str, edge_dir: str, seed: Any, limit: in
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     if limit < _MIN_BYTES:
         raise ConfigError(f"memory must be at least {_MIN_BYTES // 10**6} MB, got {limit} bytes")
+
+
+def _check_options(scratch: Any, edge_rows: Any, format: str, time_attr: Any, engine: Any) -> None:
+    if scratch is not None and is_url(scratch):
+        raise ConfigError(f"scratch must be a local directory, got {scratch!r}")
+    if not isinstance(edge_rows, bool):
+        raise WrongTypeError(f"edge_rows must be True or False, got {edge_rows!r}")
+    if edge_rows and format != "mapped":
+        raise ConfigError(f'edge_rows=True needs format="mapped": {format!r} has no place for them')
+    if time_attr is not None and not isinstance(time_attr, str):
+        raise WrongTypeError(f"time_attr must name an attribute, got {time_attr!r}")
+    if engine not in ENGINES:
+        raise ConfigError(f'engine must be "duckdb" or "ray", got {engine!r}')
 
 
 def _fingerprint(graph: TableGraph) -> list[Any]:
