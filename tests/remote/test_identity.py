@@ -96,7 +96,8 @@ def _train(info: Any, rank: int, folder: str, in_order: bool) -> None:
         # The one with the first producer of the server: the next server's first is another rank's.
         # And in the first epoch of both: what they ask for differs in nothing but the process.
         producers = request_server(0, DistServer.status)["producers"]
-        suspended = f"(0, {rank})" in next(iter(producers.values()))["consumers"]
+        consumers = next(iter(producers.values()))["consumers"]
+        suspended = any(consumer.endswith(f"(number 0), {rank})") for consumer in consumers)
         found: Counter[str] = Counter()
         for number, batch in enumerate(loader):
             found[_digest(batch)] += 1
