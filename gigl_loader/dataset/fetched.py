@@ -16,9 +16,9 @@ from gigl_loader.dataset.mapped_reader import Edges
 from gigl_loader.dataset.progress import note, showing
 from gigl_loader.dataset.schema import FilePath
 from gigl_loader.errors import ConfigError, explained_limits
-from gigl_loader.objects.cache import Cache, CachedFolder
 from gigl_loader.objects.fetch import StoredFile
-from gigl_loader.objects.storage import ObjectFolder, is_url
+from gigl_loader.objects.folder_cache import Cache, CachedFolder
+from gigl_loader.objects.object_folder import ObjectFolder, is_url
 
 _log = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ from gigl_loader.memory.tensors import (
     empty_shared,
     share_tensor,
 )
-from gigl_loader.objects.cache import hold
+from gigl_loader.objects.folder_cache import hold
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 
 Memory = Literal["resident", "mapped"]

@@ -34,8 +34,8 @@ from torch import Tensor
 from gigl_loader.dataset.identity import digest_of
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import dtype_name
-from gigl_loader.objects.cache import Cache
-from gigl_loader.objects.storage import ObjectFolder, is_url
+from gigl_loader.objects.folder_cache import Cache
+from gigl_loader.objects.object_folder import ObjectFolder, is_url
 from gigl_loader.ranks import RankExchange, report_failure_to_ranks
 
 logger = logging.getLogger(__name__)

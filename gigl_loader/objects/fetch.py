@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.objects.storage import ObjectFolder
+from gigl_loader.objects.object_folder import ObjectFolder
 
 PARALLEL_RANGES = 16
 """Requests at a time. One gives 50 to 90 MB/s from S3, so that these fill a link of 10 Gbit/s."""

@@ -37,7 +37,7 @@ from gigl_loader.dataset.directory import (
 from gigl_loader.dataset.metis import check_communities
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
-from gigl_loader.objects.storage import is_url
+from gigl_loader.objects.object_folder import is_url
 from gigl_loader.sizes import parse_size
 from gigl_loader.tables.spec import (
     METHODS,

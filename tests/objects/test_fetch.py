@@ -25,11 +25,11 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ResourceError,
 )
-from gigl_loader.objects import cache
-from gigl_loader.objects import storage as object_storage
-from gigl_loader.objects.cache import Cache, hold
+from gigl_loader.objects import folder_cache as cache
+from gigl_loader.objects import object_folder as object_storage
 from gigl_loader.objects.fetch import Fetch, StoredFile
-from gigl_loader.objects.storage import ObjectFolder, is_url
+from gigl_loader.objects.folder_cache import Cache, hold
+from gigl_loader.objects.object_folder import ObjectFolder, is_url
 from gigl_loader.testing import wait_until
 
 BLOCK = 4096
@@ -190,9 +190,9 @@ def test_a_folder_without_its_manifest_or_with_another_object_is_refused(storage
 
 _SCRIPT = """
 import json, sys
-from gigl_loader.objects.cache import Cache
+from gigl_loader.objects.folder_cache import Cache
 from gigl_loader.objects.fetch import Fetch, StoredFile
-from gigl_loader.objects.storage import ObjectFolder
+from gigl_loader.objects.object_folder import ObjectFolder
 
 url, files = json.loads(sys.argv[1])
 with Cache().opened(ObjectFolder(url), "manifest.json") as copy:

@@ -17,8 +17,8 @@ from gigl_loader.dataset.identity import content_digest
 from gigl_loader.dataset.links import split_partitions
 from gigl_loader.errors import ConfigError, ObjectStorageError
 from gigl_loader.graph_store.storage_dataset import build_storage_dataset
-from gigl_loader.objects import storage as object_storage
-from gigl_loader.objects.storage import ObjectFolder
+from gigl_loader.objects import object_folder as object_storage
+from gigl_loader.objects.object_folder import ObjectFolder
 from gigl_loader.testing import batch_digest
 
 MANIFEST = "gigl_loader.json"

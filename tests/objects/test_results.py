@@ -27,8 +27,8 @@ from gigl_loader.commands.infer import main
 from gigl_loader.dataset.identity import content_digest
 from gigl_loader.errors import ConfigError, ObjectStorageError
 from gigl_loader.inference.results import Destination
-from gigl_loader.objects import storage as object_storage
-from gigl_loader.objects.storage import ObjectFolder
+from gigl_loader.objects import object_folder as object_storage
+from gigl_loader.objects.object_folder import ObjectFolder
 
 
 def _partition(folder: Path, root: Any) -> Any:

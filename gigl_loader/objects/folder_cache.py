@@ -27,7 +27,7 @@ from pathlib import Path
 
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ResourceError
 from gigl_loader.objects.fetch import Fetch, StoredFile, digest, is_there
-from gigl_loader.objects.storage import ObjectFolder, is_url
+from gigl_loader.objects.object_folder import ObjectFolder, is_url
 from gigl_loader.sizes import parse_size, size_in_words
 
 CACHE_DIR_VARIABLE = "GIGL_LOADER_CACHE_DIR"
