@@ -176,7 +176,7 @@ class StoreLookup:
         what = "edge" if kind == "edge_features" else "node"
         pieces = self._pieces(what, type_of_ids(kind, name), ids)
         asked = (RowsRequest.of(kind, name, PackedInts.of(ids.numpy()[at])) for _, at in pieces)
-        requests = [{"request": replace(one, with_scales=True)} for one in asked]
+        requests = [{"request": replace(rows, with_scales=True)} for rows in asked]
 
         def fetch() -> Tensor:
             answers: list[RowsAnswer] = self._ask("get_rows", pieces, requests)

@@ -87,10 +87,10 @@ class TableVersion(RowSource):
         """See `RowSource`."""
         return asdict(self)
 
-    def _check_same(self, found: Any) -> None:
-        if str(found) != self.id:
+    def _check_same(self, table_id: Any) -> None:
+        if str(table_id) != self.id:
             raise ConfigError(
-                f"{self.name}: another table has its place since the run began (id {found}, was "
+                f"{self.name}: another table has its place since the run began (id {table_id}, was "
                 f"{self.id})"
             )
 
@@ -219,10 +219,10 @@ def _open_iceberg(name: str) -> Any:
 
 
 def _snapshot(table: Any, name: str, snapshot: int) -> Any:
-    found = table.snapshot_by_id(snapshot)
-    if found is None:
+    known = table.snapshot_by_id(snapshot)
+    if known is None:
         raise ConfigError(f"the Iceberg table {name} has no snapshot {snapshot}, or no longer")
-    return found
+    return known
 
 
 @dataclass

@@ -253,7 +253,7 @@ class Run:
             return
         communities = None
         if self._communities is None:
-            owners = place_by_ldg(union, self._count, lambda k, one: self._kept(f"ldg/{k}", one))
+            owners = place_by_ldg(union, self._count, lambda k, part: self._kept(f"ldg/{k}", part))
         else:
             cut = CommunityCut(self._job, union, self._count, self._communities, self._kept)
             owners, communities = cut.cut()
