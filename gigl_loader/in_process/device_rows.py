@@ -7,8 +7,9 @@ at once. There the ranks exchange them, and each puts them into the order of its
     requests   host   --all_to_all-->  host of the owner
     rows       host of the owner --copy--> its device --all_to_all--> device of the batch
 
-All lanes share one group, and one stream. They use it in the order of their steps (`Turns`), which
-is the same on all ranks: NCCL waits for ever if ranks exchange in different orders.
+All lanes share one group, and one stream. They use it in the order of their steps
+(`ExchangeTurns`), which is the same on all ranks: NCCL waits for ever if ranks exchange in
+different orders.
 """
 
 import math
