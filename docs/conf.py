@@ -73,14 +73,16 @@ nitpick_ignore_regex = [
     ("py:.*", r"graphlearn_torch\..*"),
     # names that annotations use for a str, a tuple of three of them, and a path
     ("py:class", "NodeType|EdgeType|FilePath"),
+    # standard interfaces that the inventory has under another name
+    ("py:class", r"collections\.abc\.Hashable"),
     # type variables
     ("py:.*", r"gigl_loader\..*\.[A-Z]"),
     # Arguments and values of methods that loaders and servers call, not users: they are explained
     # in the modules that have them.
     (
         "py:class",
-        r"gigl_loader\..*\.(Attempt|CacheOptions|Cluster|SourceOptions|EpochRequest|"
-        r"FetchRequest|HeldPart|HeldSeeds|MessageMemory|Padding|PartitionAnswers|PartitionFacts|PartitionView|"
+        r"gigl_loader\..*\.(ArrowBatches|Attempt|CacheOptions|Cluster|SourceOptions|EpochRequest|"
+        r"FetchRequest|HeldPart|HeldSeeds|JobTurns|MessageMemory|Padding|PartitionAnswers|PartitionFacts|PartitionView|"
         r"Placement|ProducerRequest|RangeBook|Received|RemoteSamplerInput|Rendezvous|Security|"
         r"StorageService|StoreLookup|TorchBackend)",
     ),

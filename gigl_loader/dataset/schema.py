@@ -73,7 +73,7 @@ class DatasetSchema:
     num_classes: "dict[NodeType, int]" = field(default_factory=dict)
     """By type, the classes of its labels over all partitions, if known."""
     types_with_communities: "tuple[NodeType, ...]" = ()
-    """Types whose nodes have the attribute `COMMUNITY`."""
+    """Types whose nodes have communities, which partitioning found."""
 
 
 def is_in_batches(attribute: str) -> bool:

@@ -54,7 +54,9 @@ def build_storage_dataset(
             f"build_storage_dataset has no use for {named}: there are no task configurations here; "
             f"{_INSTEAD}, with splits and labels, and leave these out"
         )
-    if not (is_url(task_config_uri) or Path(task_config_uri).is_dir()):
+    # Configurations may lie in object storage, too: files, while a URL of partitions is a folder.
+    is_file = str(task_config_uri).endswith((".yaml", ".yml"))
+    if is_file or not (is_url(task_config_uri) or Path(task_config_uri).is_dir()):
         raise ConfigError(
             f"task_config_uri={str(task_config_uri)!r} is no directory of partitions, which stands "
             f"here in place of a task configuration: {_INSTEAD}, and give their directory"

@@ -66,7 +66,7 @@ class NodeTable:
         version: The version of the Delta table; None: the newest when the run starts. For Arrow
             batches: your own name for these rows, without which a killed run does not continue.
         iceberg: An Iceberg table as ``"catalogue.namespace.table"`` (extra ``iceberg``);
-            `.pyiceberg.yaml` or the environment describe the catalogue.
+            ``.pyiceberg.yaml`` or the environment describe the catalogue.
         snapshot: The snapshot of the Iceberg table; None: the current one when the run starts.
         id: The column of node ids: integers or text, each value once.
         features: A column of lists or numbers, several columns of numbers, or a ``.npy`` file with

@@ -78,10 +78,16 @@ SURVIVED = {
         "transport/test_caller.py::test_time_in_which_the_asker_is_suspended_is_no_silence"
     ],
     "a compute process is stopped (`SIGSTOP`) and goes on": [
-        "remote/test_signals.py::test_a_stopped_client_delays_no_other_rank_and_the_next_job_waits_for_it"
+        "remote/test_signals.py::test_a_stopped_client_delays_no_other_rank_and_no_other_job"
     ],
-    "a job joins while another one is served": [
-        "remote/test_signals.py::test_a_stopped_client_delays_no_other_rank_and_the_next_job_waits_for_it"
+    "a job joins while another one of its name is served": [
+        "remote/test_jobs.py::test_who_cannot_be_of_a_job_is_refused_and_the_next_one_waits"
+    ],
+    "more jobs join than `--max-jobs`": [
+        "remote/test_several_jobs.py::test_a_job_beyond_the_most_waits_and_is_told_why"
+    ],
+    "a compute process, worker or sampler of another job fails": [
+        "remote/test_several_jobs.py::test_what_happens_to_one_job_is_not_seen_by_another"
     ],
     "storage server 1 or a later one is restarted while ranks join": [_SIGNALS],
     "the wall clock is set back or forth": [
@@ -230,6 +236,12 @@ STORE = {
     ],
     "a server comes back with another graph, cluster, token or job": [
         "remote/test_identity.py::test_a_refusal_that_stays_ends_the_wait_at_once"
+    ],
+    "an operator ends the job by `gigl-loader stop-job`": [
+        "remote/test_several_jobs.py::test_a_job_that_is_stopped_ends_with_a_named_error_and_no_other_does"
+    ],
+    "a loader is beyond `--channel-memory`": [
+        "remote/test_several_jobs.py::test_a_producer_beyond_the_memory_for_batches_is_refused_with_the_figures"
     ],
     "no security mode, or a weak token, beyond loopback": [
         "remote/test_server.py::test_a_server_that_strangers_reach_is_refused_before_it_listens"

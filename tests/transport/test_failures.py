@@ -16,6 +16,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "RemoteError": ("server", "KeyError: 'x'", "Traceback ..."),
     "PeerLostError": ("it is gone", EndReason.SILENT),
     "JoinRefusedError": ("other token", EndReason.REFUSED_TOKEN),
+    "JobStoppedError": ("it was stopped", EndReason.REFUSED_TOKEN),
 }
 OURS = [
     cls
