@@ -391,7 +391,7 @@ class Presence:
             if member.join.role is Role.CLIENT and is_of_a_job:
                 self._leave_job(member)
 
-    def _lose_missing(self) -> None:
+    def _declare_gone_servers_lost(self) -> None:
         """Tell a job that is done from one that ends by a lost server not yet given up."""
         for member in self._attendance.members.values():
             is_gone = member.join.role is Role.SERVER and member.gone_at is not None
@@ -426,7 +426,7 @@ class Presence:
             return
         if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
             # all members learn it before `over`, after which the listener closes
-            self._lose_missing()
+            self._declare_gone_servers_lost()
             self._tell_all()
             self.over.set()
             return
