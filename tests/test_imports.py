@@ -97,7 +97,7 @@ FACES = {
         "metis": "check_communities communities_by_metis community_bounds cut_by_metis "
         "dense_communities import_metis",
         "identity": "GAMMA GraphIdentity Share WHOLE check_enough check_held check_position "
-        "content_digest digest_of holders_of mixed shares_of",
+        "content_digest holders_of mixed shares_of",
         # directories of partitions: for tables, which write them, and for commands
         "partition_graph": "partition_graph",
         "directory": "FORMATS Format LOCK ORDERS RowOrder Target check_format check_order "

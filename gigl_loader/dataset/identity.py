@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gigl_loader.digests import DIGEST_BYTES
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 
@@ -18,7 +19,6 @@ _WHOLE_BYTES = 16 * 1024 * 1024
 _PIECE_BYTES = 4096
 _PIECES = _WHOLE_BYTES // _PIECE_BYTES
 """Pieces read from a larger array, evenly spread: as many bytes in total."""
-_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,6 @@ class GraphIdentity:
     of all files; else of the tensors that every partition's process holds; empty: of none."""
 
 
-def digest_of(data: bytes | memoryview) -> str:
-    """Return the digest of some bytes, in hex."""
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
-
-
 def content_digest(value: Any, *, whole: bool = False) -> str:
     """Return a digest of arrays and plain values, in dicts, sequences and dataclasses.
 
@@ -50,7 +45,7 @@ def content_digest(value: Any, *, whole: bool = False) -> str:
         whole: Read all bytes of large ones, too: one second per GB. Else 16 MiB of each, evenly
             spread: this detects another array, but perhaps not a single changed number.
     """
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for name, leaf in _leaves("", value):
         if not isinstance(leaf, np.ndarray) and not hasattr(leaf, "data_ptr"):
             digest.update(f"{name} {leaf!r}\n".encode())

@@ -35,8 +35,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from gigl_loader.dataset.identity import GraphIdentity, digest_of
+from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
+from gigl_loader.digests import DIGEST_BYTES, digest_of
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array, nbytes_of, storage_dtype
 
@@ -139,7 +140,6 @@ EDGE_ROWS = "edge_rows/{edge_type}/part{partition}.values"
 """Array with the table row of each edge of a partition, in the order of edge ids."""
 
 _READ_BYTES = 4 * 1024 * 1024
-_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -261,10 +261,8 @@ def block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) 
     # unbuffered: Python's own buffer would copy each byte once more
     with path.open("rb", buffering=0) as file:
         for start in range(0, nbytes, BLOCK_BYTES):
-            block, left = (
-                hashlib.blake2b(digest_size=_DIGEST_BYTES),
-                min(BLOCK_BYTES, nbytes - start),
-            )
+            left = min(BLOCK_BYTES, nbytes - start)
+            block = hashlib.blake2b(digest_size=DIGEST_BYTES)
             while left:
                 # between reads: a dataset that is closed does not wait for the rest of a block
                 if stop is not None and stop.is_set():

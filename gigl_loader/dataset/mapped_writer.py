@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from gigl_loader.dataset.identity import digest_of
 from gigl_loader.dataset.mapped import (
     PART_FILE,
     ROOT_FILE,
@@ -28,6 +27,7 @@ from gigl_loader.dataset.mapped import (
 )
 from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
+from gigl_loader.digests import digest_of
 from gigl_loader.errors import UsageError
 from gigl_loader.memory.segments import Array
 

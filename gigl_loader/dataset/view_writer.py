@@ -13,7 +13,7 @@ from torch import Tensor
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.build import book_table, contiguous_book, ids_of
 from gigl_loader.dataset.disk import EXTRAS_DIR, type_str
-from gigl_loader.dataset.identity import content_digest, digest_of
+from gigl_loader.dataset.identity import content_digest
 from gigl_loader.dataset.mapped import (
     LOOKUPS,
     ROOT_FILE,
@@ -43,6 +43,7 @@ from gigl_loader.dataset.view import (
     WithSplits,
     kinds_of,
 )
+from gigl_loader.digests import digest_of
 from gigl_loader.memory.tensors import as_array, dtype_name
 
 # Memory of a feature reader besides its matrix; GLT reads chunks of any size.

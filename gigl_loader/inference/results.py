@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.identity import digest_of
+from gigl_loader.digests import DIGEST_BYTES, digest_of
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import dtype_name
 from gigl_loader.objects.folder_cache import Cache
@@ -297,7 +297,7 @@ def tensor_digest(rows: Tensor) -> str:
 
 def model_digest(model: Any) -> str:
     """Return a digest of a model: structure and values of everything that is a module in it."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     module: Any
     for module in [model] if isinstance(model, torch.nn.Module) else model:
         # repr() shows settings outside the state, such as the aggregation; but a function's repr

@@ -5,7 +5,6 @@ checksums. The blocks of a ``.part`` file that a killed process left are recogni
 checksums, too: there is no journal that could disagree with the file.
 """
 
-import hashlib
 import mmap
 import os
 import threading
@@ -15,6 +14,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from gigl_loader.digests import digest_of
 from gigl_loader.errors import ConfigError
 from gigl_loader.objects.object_folder import ObjectFolder
 
@@ -32,7 +32,7 @@ class StoredFile:
     """Path below the folder."""
     nbytes: int
     digests: Sequence[str]
-    """See `digest`, of each block."""
+    """See `digest_of`, of each block."""
     block_bytes: int
     """Bytes of a block, a multiple of a page; the last one may be shorter."""
 
@@ -130,7 +130,7 @@ class Fetch:
                 if attempt or not draft.is_new:  # else all of it is missing
                     file.flush()
                     with mmap.mmap(file.fileno(), end - start, offset=start) as content:
-                        if digest(content) == draft.file.digests[block]:
+                        if digest_of(content) == draft.file.digests[block]:
                             return
                 if attempt == _ATTEMPTS:
                     break
@@ -146,11 +146,6 @@ class Fetch:
             f"checksum in the manifest, {_ATTEMPTS} times: the object is damaged, was replaced or "
             "is of another run; upload the folder again"
         )
-
-
-def digest(data: bytes | mmap.mmap) -> str:
-    """Return the blake2b of 16 bytes of some data, in hex."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def is_there(folder: Path, file: StoredFile) -> bool:

@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gigl_loader.digests import digest_of
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ResourceError
-from gigl_loader.objects.fetch import Fetch, StoredFile, digest, is_there
+from gigl_loader.objects.fetch import Fetch, StoredFile, is_there
 from gigl_loader.objects.object_folder import ObjectFolder, is_url
 from gigl_loader.sizes import parse_size, size_in_words
 
@@ -86,7 +87,7 @@ class Cache:
 
     def to_write(self, url: str) -> Path:
         """Return the folder for what is uploaded to ``url`` when it is complete."""
-        return self.folder / "write" / digest(url.encode())
+        return self.folder / "write" / digest_of(url.encode())
 
     @contextmanager
     def opened(self, source: ObjectFolder, manifest: str) -> Iterator["CachedFolder"]:
@@ -97,7 +98,7 @@ class Cache:
             ObjectStorageError: Requests failed, repeatedly.
         """
         data = source.read(manifest)
-        path = self.folder / "read" / digest(data)
+        path = self.folder / "read" / digest_of(data)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
