@@ -39,7 +39,7 @@ class RowSource(ABC):
 
     @property
     def identity(self) -> dict[str, Any] | None:
-        """What tells these rows from those of other versions; None: unknown."""
+        """Equal for equal versions of the rows only, as a run notes it; None: unknown."""
         return None
 
     @abstractmethod
@@ -323,21 +323,14 @@ def newest_sources(tables: Tables) -> Sources:
         ConfigError: There is no such table, version or column, or a package is missing.
     """
     sources: Sources = {}
-    for where, table in tables.items():
-        if table.delta is not None:
-            source: RowSource = DeltaVersion.of(str(table.delta), cast("Any", table.version))
-        elif table.iceberg is not None:
-            source = IcebergSnapshot.of(table.iceberg, table.snapshot)
-        elif is_files(table.source):
-            sources[where] = None
+    for where, table in tables.items():  # one after the other: errors name the first bad table
+        source = sources[where] = _source_of(where, table, None)
+        if source is None:
             continue
-        else:
-            source = ArrowStream(table.source, where, table.version)
         with source.open(None) as (schema, _):
             for column in columns_used(table):
                 if schema.get_field_index(column) < 0:
                     raise no_column(where, source.name, column, schema.names)
-        sources[where] = source
     return sources
 
 
@@ -349,16 +342,22 @@ def versions_of(sources: Sources) -> dict[str, dict[str, Any]]:
 
 def noted_sources(tables: Tables, versions: Mapping[str, Mapping[str, Any]]) -> Sources:
     """Return the source of each table at noted versions, see `versions_of`; nothing is opened."""
-    sources: Sources = {}
-    for where, table in tables.items():
-        if table.delta is not None:
-            sources[where] = DeltaVersion(**versions[where])
-        elif table.iceberg is not None:
-            sources[where] = IcebergSnapshot(**versions[where])
-        else:
-            is_stream = not is_files(table.source)
-            sources[where] = ArrowStream(table.source, where, table.version) if is_stream else None
-    return sources
+    return {where: _source_of(where, table, versions) for where, table in tables.items()}
+
+
+def _source_of(
+    where: str, table: NodeTable | EdgeTable, versions: Mapping[str, Mapping[str, Any]] | None
+) -> RowSource | None:
+    """Return the source of a table: at a noted version, or without those at its own or newest."""
+    if table.delta is not None:
+        if versions is not None:
+            return DeltaVersion(**versions[where])
+        return DeltaVersion.of(str(table.delta), cast("Any", table.version))
+    if table.iceberg is not None:
+        if versions is not None:
+            return IcebergSnapshot(**versions[where])
+        return IcebergSnapshot.of(table.iceberg, table.snapshot)
+    return None if is_files(table.source) else ArrowStream(table.source, where, table.version)
 
 
 def no_column(where: str, name: str, column: str, names: Sequence[str]) -> ConfigError:
