@@ -225,16 +225,21 @@ class MetricsListener:
         rank = str(status["server_rank"])
         for names, kind in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
             for name, text in names.items():
-                labels = ["server"] if name in own else ["server", "job"]
-                labels += ["worker"] if name == "worker_busy_s" else []
-                family = kind(metric_name(name), text, labels=labels)
+                rows: list[tuple[tuple[str, ...], Any]]
                 if name in own:
-                    family.add_metric([rank], own[name])
-                for job, values in jobs.items() if name not in own else ():
-                    value = values[name]
-                    rows = value.items() if isinstance(value, dict) else [("", value)]
-                    for worker, figure in rows:
-                        family.add_metric([rank, job, str(worker)][: len(labels)], figure)
+                    labels, rows = (), [((), own[name])]
+                elif name == "worker_busy_s":
+                    labels = ("job", "worker")
+                    rows = [
+                        ((job, str(worker)), busy_s)
+                        for job, values in jobs.items()
+                        for worker, busy_s in values[name].items()
+                    ]
+                else:
+                    labels, rows = ("job",), [((job,), of[name]) for job, of in jobs.items()]
+                family = kind(metric_name(name), text, labels=("server", *labels))
+                for values_of_labels, figure in rows:
+                    family.add_metric((rank, *values_of_labels), figure)
                 yield family
 
     def close(self) -> None:
