@@ -1,6 +1,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ _NUMBERS = itertools.count()
 
 @pytest.fixture(scope="session")
 def s3_port() -> Iterator[int]:
-    pytest.importorskip("moto", reason="needs moto, which the test extra installs")
+    assert find_spec("moto"), "the test extra installs moto"
     with s3_server() as port:
         yield port
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from gigl_loader.errors import UsageError
+from gigl_loader.tables import partition_tables, stages
 from gigl_loader.tables.resumable import ResumableJob
 
 
@@ -38,3 +40,19 @@ def before_stage(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[],
             )
 
     return happens
+
+
+@pytest.fixture
+def run_all_but_the_end(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+    """Let `partition_tables` run with some arguments until it seals its result, where it fails."""
+
+    def full(*args: Any, **more: Any) -> str:
+        raise UsageError("the disk is full")
+
+    def run(given: dict[str, Any]) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(stages, "seal", full)
+            with pytest.raises(UsageError, match="full"):
+                partition_tables(**given)
+
+    return run

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,8 @@ from support.conditions import files_up_to
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError, ResourceError, UsageError
-from gigl_loader.tables import stages
 
 EDGES = {"src": [0, 1, 2], "dst": [1, 2, 3]}
-
-
-def _stopped(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run all but the end."""
-
-    def full(*args: Any, **more: Any) -> str:
-        raise UsageError("the disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stages, "seal", full)
-        with pytest.raises(UsageError, match="full"):
-            partition_tables(**given)
 
 
 def _given(folder: Path, table: pa.Table) -> dict[str, Any]:
@@ -43,10 +31,10 @@ def _given(folder: Path, table: pa.Table) -> dict[str, Any]:
 
 @pytest.mark.parametrize("changed", ["nodes.parquet", "x.npy"])
 def test_files_that_have_changed_begin_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+    tmp_path: Path, run_all_but_the_end: Callable[..., None], changed: str
 ) -> None:
     given = _given(tmp_path, pa.table({"id": [0, 1, 2, 3]}))
-    _stopped(given, monkeypatch)
+    run_all_but_the_end(given)
     at = os.stat(tmp_path / changed)
     os.utime(tmp_path / changed, ns=(at.st_atime_ns, at.st_mtime_ns + 10**9))
     with pytest.raises(ConfigError, match="tables have changed since the run began"):
@@ -56,10 +44,10 @@ def test_files_that_have_changed_begin_anew(
 
 
 def test_an_arrow_table_with_other_values_is_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run_all_but_the_end: Callable[..., None]
 ) -> None:
     given = _given(tmp_path, pa.table({"id": [0, 1, 2, 3]}))
-    _stopped(given, monkeypatch)
+    run_all_but_the_end(given)
     other = EdgeTable(pa.table(EDGES | {"dst": [1, 2, 1]}))  # as many bytes
     with pytest.raises(ConfigError, match=r"unfinished run of .* give overwrite=True"):
         partition_tables(**given | {"edges": other})
@@ -68,13 +56,13 @@ def test_an_arrow_table_with_other_values_is_another_one(
 
 
 def test_a_run_that_goes_on_repeats_no_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run_all_but_the_end: Callable[..., None]
 ) -> None:
     given = _given(tmp_path, pa.table({"id": [3, 1, 0, 2]})) | {"method": "ldg"}
-    _stopped(given, monkeypatch)
+    run_all_but_the_end(given)
     done = _noted(tmp_path)
     assert {"ids", "map-rows", "map", "sort"} <= {name.partition("/")[0] for name in done}
-    _stopped(given, monkeypatch)
+    run_all_but_the_end(given)
     assert _noted(tmp_path) == done
     whole = partition_tables(**given | {"root": tmp_path / "whole"})
     assert partition_tables(**given).run == whole.run
@@ -90,10 +78,10 @@ def _noted(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_what_a_killed_run_with_other_settings_left_is_removed_where_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run_all_but_the_end: Callable[..., None]
 ) -> None:
     given = _given(tmp_path, pa.table({"id": [0, 1, 2, 3]}))
-    _stopped(given, monkeypatch)
+    run_all_but_the_end(given)
     beside = {path.name for path in tmp_path.iterdir()}
     assert {".parts.building", ".parts.scratch"} <= beside
     report = partition_tables(**given | {"num_partitions": 3, "overwrite": True})

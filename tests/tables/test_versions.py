@@ -19,7 +19,6 @@ import pytest
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
 from gigl_loader.commands.partitioning import main
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.tables import stages
 from gigl_loader.tables.row_sources import DeltaVersion, IcebergSnapshot, RowSource
 
 deltalake = pytest.importorskip("deltalake")
@@ -238,18 +237,6 @@ def test_a_row_is_named_by_its_place_in_the_table(
         )
 
 
-def _stopped(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run all but the end."""
-
-    def full(*args: Any, **more: Any) -> str:
-        raise UsageError("the disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stages, "seal", full)
-        with pytest.raises(UsageError, match="full"):
-            partition_tables(**given)
-
-
 def _given(folder: Path, **edges: Any) -> dict[str, Any]:
     tables = {"nodes": NodeTable(delta=folder / "nodes", **NODES),
               "edges": EdgeTable(delta=folder / "edges", **EDGES, **edges)}  # fmt: skip
@@ -257,7 +244,9 @@ def _given(folder: Path, **edges: Any) -> dict[str, Any]:
 
 
 def test_a_run_goes_on_with_the_versions_that_it_began_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_stage: Callable[..., None]
+    tmp_path: Path,
+    run_all_but_the_end: Callable[..., None],
+    before_stage: Callable[..., None],
 ) -> None:
     nodes, edges = _graph()
     _write(tmp_path / "nodes", nodes)
@@ -271,7 +260,7 @@ def test_a_run_goes_on_with_the_versions_that_it_began_with(
     with pytest.raises(UsageError, match="stopped"):
         partition_tables(**given)
     _write(tmp_path / "edges", edges.slice(100))
-    _stopped(given, monkeypatch)
+    run_all_but_the_end(given)
     shutil.rmtree(tmp_path / "edges")  # all of it has been read
     report = partition_tables(**given)
     assert [version["version"] for version in report.versions.values()] == [0, 0]
