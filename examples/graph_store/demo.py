@@ -8,7 +8,6 @@ python examples/graph_store/demo.py [options of examples/train_nodes.py]
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,18 +20,13 @@ from _data import load_graph
 from train_nodes import parse_args
 
 from gigl_loader import partition_graph
+from gigl_loader.testing import free_port  # one that no other process here gets meanwhile
 
 HERE = Path(__file__).parent
 SERVERS = 2
 JOBS = {"first": 2, "second": 1}
 """Compute processes by the name of their job."""
 HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return int(sock.getsockname()[1])
 
 
 def start(command: list[str], **environment: str) -> subprocess.Popen[bytes]:
