@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from gigl_loader import partition_tables
 from gigl_loader.errors import UsageError
-from gigl_loader.tables import partition_tables, stages
+from gigl_loader.tables import stages
 from gigl_loader.tables.resumable import ResumableJob
 
 
