@@ -45,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     deadline = time.monotonic() + args.timeout
     host, port = args.where
     try:
-        with Caller(
-            host, port, security_of(args), "stop-job", patience_s=0.0, what="storage server"
-        ) as caller:
+        with Caller(host, port, security_of(args), "stop-job", what="storage server") as caller:
             caller.connect(deadline)
             reply = caller.ask("stop_job", {"name": args.name}, dict[str, int])
             count = reply.wait(max(0.1, deadline - time.monotonic()))["value"]

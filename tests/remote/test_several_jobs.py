@@ -1,5 +1,7 @@
 """Several jobs on one storage cluster: neither meets the other, whatever happens to it."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +25,14 @@ from gigl_loader import (
 )
 from gigl_loader.client.absences import Absences
 from gigl_loader.client.storage_cluster import Cluster
-from gigl_loader.commands import stop_job
+from gigl_loader.commands import status, stop_job
 from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError
 from gigl_loader.graph_store import RemoteReceivingChannel
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import batch_digest, wait_until
-from gigl_loader.transport import EndReason
+from gigl_loader.transport import EndReason, Security
+from gigl_loader.workers.pool import process_state
 
 pytestmark = pytest.mark.multiprocess
 
@@ -350,3 +353,46 @@ def test_an_epoch_has_the_same_bits_beside_three_jobs_of_which_one_is_stopped(
         wait_until(lambda: (folder / "begun ill").exists(), "the last one takes batches", 120.0)
         assert stop_job.main(["ill", f"{HOST}:{info.rpc_master_port}"]) == 0
         started.join(jobs)
+
+
+def _stops_in_mid_epoch(info: GraphStoreInfo, rank: int, folder: Path) -> None:
+    with _loader_of(info) as loader:
+        next(iter(loader))
+        (folder / "stops").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        with pytest.raises(JobStoppedError, match="job 'ill' was stopped"):
+            _take_for_ever(loader)
+
+
+def _take_for_ever(loader: DistNeighborLoader) -> None:
+    while True:
+        _epoch(loader)
+
+
+def _state_of(address: tuple[str, int]) -> tuple[list[int], int]:
+    """Return the ranks of compute processes that a server knows, and its number of producers."""
+    known = status.ask(address, Security.resolve())
+    return known["clients"], len(known["producers"])
+
+
+def test_other_servers_are_told_of_a_stopped_job_whose_process_hears_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that hears of it leaves all servers by itself."""
+    monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", "of several jobs")
+    info, folder, port = info_of(2, 1), tmp_path / "told", free_port()
+    folder.mkdir()
+    never = 600.0  # within this test, a server does not find the silence of a process too long
+    with processes(tmp_path) as started:
+        for rank, own_port in enumerate((None, port)):
+            run = partial(serve, network_timeout=never, port=own_port)
+            started.start(run, info, rank, None, name=f"server {rank}")
+        run = partial(compute, job="ill", network_timeout=never)
+        ill = started.start(run, info, 0, _stops_in_mid_epoch, folder, name="ill")
+        wait_until((folder / "stops").exists, "it takes batches", 120.0)
+        wait_until(lambda: process_state(ill.pid).startswith("stopped"), "it is stopped")
+        assert _state_of((HOST, port)) == ([0], 1)
+        assert stop_job.main(["ill", f"{HOST}:{info.rpc_master_port}"]) == 0
+        wait_until(lambda: _state_of((HOST, port)) == ([], 0), "server 1 has freed it", 60.0)
+        os.kill(ill.pid, signal.SIGCONT)
+        started.join([ill])
