@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 1800.0
 """Long, as storage servers may need that to load a large graph."""
-_JOB_VARIABLE = "GIGL_LOADER_JOB"
+JOB_VARIABLE = "GIGL_LOADER_JOB"
+"""Names the job, if ``job`` does not."""
 _GROUP_TIMEOUT = timedelta(minutes=30)
 
 T = TypeVar("T")
@@ -166,7 +167,7 @@ def job_name_of(job: str | None, cluster_info: GraphStoreInfo) -> str:
     Raises:
         ConfigError: It cannot be a name.
     """
-    name = os.environ.get(_JOB_VARIABLE, "") if job is None else job
+    name = os.environ.get(JOB_VARIABLE, "") if job is None else job
     if job is None and not name:
         name = os.environ.get("TORCHELASTIC_RUN_ID", "")
         # torchrun's default, which is the same for all jobs

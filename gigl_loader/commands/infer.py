@@ -5,15 +5,18 @@
     gigl-loader infer --root GRAPH --model torch_geometric.nn:GraphSAGE \
         --model-options '{"in_channels": 100, "hidden_channels": 128, "num_layers": 2}' \
         --checkpoint model.pt --out EMBEDDINGS
+    gigl-loader infer --server STORAGE0:29600 --model ... --checkpoint model.pt --out EMBEDDINGS
     torchrun --nnodes 4 ... -m gigl_loader infer ...
 
-Without torchrun it starts a rank for each partition on this machine.
+Without torchrun it starts a rank for each partition on this machine; on a graph store it is one
+compute process.
 """
 
 import argparse
 import importlib
 import json
 import os
+import platform
 import sys
 import tempfile
 from typing import Any
@@ -22,12 +25,17 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
+from gigl_loader.client.client import JOB_VARIABLE, join_cluster, shutdown_compute_process
+from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.commands.cache_options import add_cache
+from gigl_loader.commands.status import add_security, ask, host_and_port, security_of
 from gigl_loader.dataset import disk
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.ranks import end_group
+from gigl_loader.transport import SILENCE_S, Security
+from gigl_loader.wire.info import GraphStoreInfo, info_of_servers
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -35,13 +43,22 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gigl-loader infer",
         description="Compute the embedding of every node of a partitioned graph.",
-        epilog="example:\n  gigl-loader infer --root /data/graph --out /data/embeddings "
+        epilog="examples:\n  gigl-loader infer --root /data/graph --out /data/embeddings "
+        "--model torch_geometric.nn:GraphSAGE --checkpoint model.pt\n"
+        "  gigl-loader infer --server STORAGE0:29600 --tls /etc/gigl --out /data/embeddings "
         "--model torch_geometric.nn:GraphSAGE --checkpoint model.pt",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    graph = parser.add_mutually_exclusive_group(required=True)
+    graph.add_argument("--root", help="directory that partition_graph wrote, or its s3:// URL")
+    graph.add_argument(
+        "--server", metavar="HOST:PORT", type=host_and_port,
+        help="storage server 0 of a graph store, instead of --root",
+    )  # fmt: skip
     parser.add_argument(
-        "--root", required=True, help="directory that partition_graph wrote, or its s3:// URL"
-    )
+        "--job", metavar="NAME",
+        help="with --server: the job's name, as of init_compute_process (default: of its own)",
+    )  # fmt: skip
     add_cache(parser)
     parser.add_argument(
         "--out", required=True, help="folder for ids and embeddings, by rank, or its s3:// URL"
@@ -67,6 +84,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--device", default="cpu", help='default cpu; "cuda": the GPU of the local rank'
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_security(parser)
     return parser.parse_args(argv)
 
 
@@ -76,14 +94,16 @@ def main(argv: list[str] | None = None) -> int:
     try:
         # First on the CPU: a mistake in the arguments then gives one line here, instead of a
         # traceback from each rank.
+        _check(args)
         load_model(args)  # before anything starts
-        num_partitions = disk.count_partitions(args.root, args.cache_dir)
-        # set by torchrun and the like
-        if "RANK" in os.environ:
+        if args.server is not None:
+            _infer_from_store(args)
+        elif _has_launcher():
+            num_partitions = disk.count_partitions(args.root, args.cache_dir)
             dist.init_process_group("gloo")
-            _infer(args, num_partitions)
+            _infer_from_partition(args, num_partitions)
         else:
-            _start_ranks(args, num_partitions)
+            _start_ranks(args, disk.count_partitions(args.root, args.cache_dir))
     except (GiglLoaderError, ProcessRaisedException) as error:
         print(f"gigl-loader infer: {error}", file=sys.stderr)
         return exit_code(error)
@@ -118,9 +138,30 @@ def load_model(args: argparse.Namespace) -> Any:
     return model
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` if an option belongs to the other kind of graph."""
+    if args.server is None:
+        wrong = {"--job": args.job, "--tls": args.tls, "--insecure": args.insecure}
+        why = "for a graph store: give --server in place of --root"
+    else:
+        wrong = {"--cache-dir": args.cache_dir, "--cache-size": args.cache_size}
+        why = "for a --root in object storage: storage servers have caches of their own"
+    given = [name for name, value in wrong.items() if value is not None]
+    if given:
+        raise ConfigError(f"{' and '.join(given)}: {why}")
+
+
+def _has_launcher() -> bool:
+    """Return whether torchrun or the like started this process as one of its ranks."""
+    return "RANK" in os.environ
+
+
+# -- a graph on disk ---------------------------------------------------------------------------
+
+
 def _start_ranks(args: argparse.Namespace, num_partitions: int) -> None:
     if num_partitions == 1:
-        _infer(args, 1)
+        _infer_from_partition(args, 1)
         return
     # a file connects the ranks of one machine: no port that might be taken
     with tempfile.TemporaryDirectory(prefix="gigl_loader_") as folder:
@@ -132,12 +173,70 @@ def _rank(rank: int, args: argparse.Namespace, num_partitions: int, init_method:
     os.environ["LOCAL_RANK"] = str(rank)
     # gloo with GPUs too: rows are exchanged from the memory of the CPU
     dist.init_process_group("gloo", init_method, rank=rank, world_size=num_partitions)
-    _infer(args, num_partitions)
+    _infer_from_partition(args, num_partitions)
     end_group()
 
 
-def _infer(args: argparse.Namespace, num_partitions: int) -> None:
+def _infer_from_partition(args: argparse.Namespace, num_partitions: int) -> None:
     rank = dist.get_rank() if dist.is_initialized() else 0
+    # With more ranks than partitions, ranks share them in turn. Files are compared first, as
+    # embeddings of changed files would be kept as those of this graph: the computation takes
+    # longer.
+    dataset = DistDataset.load(
+        args.root, rank % num_partitions, verify="now", cache_dir=args.cache_dir,
+        cache_size=args.cache_size,
+    )  # fmt: skip
+    _infer(args, dataset, rank)
+
+
+# -- a graph store -----------------------------------------------------------------------------
+
+
+def _infer_from_store(args: argparse.Namespace) -> None:
+    security = security_of(args)
+    info = _storage_cluster(args.server, security)
+    if _has_launcher():
+        dist.init_process_group("gloo")
+    rank, world_size = 0, 1
+    if dist.is_initialized():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    try:
+        join_cluster(info, rank, world_size, job=_job_name(args.job), security=security)
+        _infer(args, RemoteDistDataset(info, int(os.environ.get("LOCAL_RANK", "0"))), rank)
+    finally:
+        shutdown_compute_process()
+
+
+def _storage_cluster(where: tuple[str, int], security: Security) -> GraphStoreInfo:
+    """Return the graph store whose server 0 listens at ``where``.
+
+    Raises:
+        ConfigError: That is another server.
+        PeerError: Nothing listens there, or it does not respond in time.
+        JoinRefusedError: It does not let this process in, or is another service.
+    """
+    status = ask(where, security, patience_s=SILENCE_S)
+    if status["server_rank"] != 0:
+        raise ConfigError(
+            f"--server {where[0]}:{where[1]} is storage server {status['server_rank']}: give the "
+            "address of server 0"
+        )
+    return info_of_servers(status["num_servers"], *where)
+
+
+def _job_name(given: str | None) -> str | None:
+    """Return the job's name; None: of the environment, as for `init_compute_process`."""
+    if given is not None or _has_launcher() or os.environ.get(JOB_VARIABLE):
+        return given
+    # There is no address of a first machine to be named after: two runs would have one name, and
+    # the second would wait for the first.
+    return f"infer on {platform.node()}, process {os.getpid()}"
+
+
+# -- either --------------------------------------------------------------------------------------
+
+
+def _infer(args: argparse.Namespace, dataset: DistDataset | RemoteDistDataset, rank: int) -> None:
     device = args.device
     if device == "cuda":
         device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
@@ -145,14 +244,9 @@ def _infer(args: argparse.Namespace, num_partitions: int) -> None:
     if isinstance(model, torch.nn.Module):
         model = model.to(device)
     embeddings = full_graph_inference(
-        # with more ranks than partitions, ranks share them in turn
-        # Files are compared first, as embeddings of changed files would be kept as those of this
-        # graph: the computation takes longer.
-        model, DistDataset.load(args.root, rank % num_partitions, verify="now",
-                                cache_dir=args.cache_dir, cache_size=args.cache_size),
-        out=args.out, batch_size=args.batch_size, device=device, format=args.format,
-        progress=False if args.quiet else None, edge_weight=args.edge_weight,
-        edge_attr=args.edge_attr,
+        model, dataset, out=args.out, batch_size=args.batch_size, device=device,
+        format=args.format, progress=False if args.quiet else None,
+        edge_weight=args.edge_weight, edge_attr=args.edge_attr,
     )  # fmt: skip
     for name, result in (embeddings if isinstance(embeddings, dict) else {"": embeddings}).items():
         what = f"embeddings of {name!r}" if name else "embeddings"

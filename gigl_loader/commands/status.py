@@ -86,17 +86,25 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def ask(
-    where: tuple[str, int], security: Security, timeout_s: float = _TIMEOUT_S
-) -> dict[str, Any]:
+    where: tuple[str, int], security: Security, timeout_s: float = _TIMEOUT_S,
+    patience_s: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
     """Return the status of the server at ``where``.
+
+    Args:
+        where: Address and port.
+        security: The same as the server's.
+        timeout_s: Longest wait for the response.
+        patience_s: As of `Caller`. 0: without retries, as a probe reports the current state, and
+            the next one comes soon.
 
     Raises:
         PeerError: Nothing listens there, or it does not respond in time.
         JoinRefusedError: It does not let this process in, or is another service.
     """
     deadline = time.monotonic() + timeout_s
-    # no retries: a probe reports the current state, and the next one comes soon
-    with Caller(*where, security, "status", patience_s=0.0, what="storage server") as caller:
+    caller = Caller(*where, security, "status", patience_s=patience_s, what="storage server")
+    with caller:
         caller.connect(deadline)
         reply = caller.ask("status", {}, dict[str, dict[str, Any]])
         # a client admitted in the last moment still gets the time for one response
