@@ -8,7 +8,7 @@
 
 import contextlib
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 
 _ASK_AGAIN_S = 1.0
@@ -18,9 +18,14 @@ _ASK_AGAIN_S = 1.0
 class JobTurns:
     """Shares a machine's sampling threads between jobs, and those of a job between its producers.
 
-    A job alone has no limit. Of several, each may have an equal share of ``most`` batches under
-    way; what others do not use goes to the job that has fewest. Producers of a job that wait begin
-    one batch each in turn, so a job with many loaders gets no more than one with few.
+    A job alone has no limit. Of several that sample, each may have an equal share of ``most``
+    batches under way; what others do not use goes to the job that has fewest. Producers of a job
+    that wait begin one batch each in turn, so a job with many loaders gets no more than one with
+    few.
+
+    A job with a place is not gone while it has nothing to begin, as between two epochs: the others
+    have at most ``most`` batches meanwhile. Without a limit, one with many producers would begin
+    all that it can in that moment, and the job that comes back would be one among these.
 
     Batches under way are counted, not those that were begun: a job with large batches gets as much
     time of the machine as one with small ones. Thread-safe; only `taking` waits.
@@ -32,6 +37,8 @@ class JobTurns:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
+        self._num_places: Counter[Hashable] = Counter()
+        """Open places by job; jobs without any are left out."""
         self._under_way: dict[Hashable, int] = {}
         """Batches by job; jobs without any are left out."""
         self._waiting: dict[Hashable, deque[Place]] = {}
@@ -47,6 +54,8 @@ class JobTurns:
             job: Its job.
             wake: Called in any thread when the producer has to ask again; must not wait.
         """
+        with self._lock:
+            self._num_places[job] += 1
         return Place(self, job, wake)
 
     @contextlib.contextmanager
@@ -106,15 +115,29 @@ class JobTurns:
                     del self._waiting[place.job]
                 self._wake()
 
+    def leave(self, place: "Place") -> None:
+        """Forget a place; its job may be gone by that, which may let others begin."""
+        self.withdraw(place)
+        with self._lock:
+            if place.is_closed:
+                return
+            place.is_closed = True
+            self._num_places[place.job] -= 1
+            if not self._num_places[place.job]:
+                del self._num_places[place.job]
+        self.note(place, 0)
+
     # -- locked -----------------------------------------------------------------------------------
 
     def _may_begin(self, job: Hashable) -> bool:
-        jobs = {*self._under_way, *self._waiting, job}
-        if len(jobs) == 1:
+        if len(self._num_places) == 1:
             return True
-        count = self._under_way.get(job, 0)
+        count, num_sampling = (
+            self._under_way.get(job, 0),
+            len({*self._under_way, *self._waiting, job}),
+        )
         # even if others have more than their share, which they had before this job came
-        if count < max(1, self._most // len(jobs)):
+        if count < max(1, self._most // num_sampling):
             return True
         if sum(self._under_way.values()) >= self._most:
             return False
@@ -156,6 +179,4 @@ class Place:
 
     def close(self) -> None:
         """Leave; later calls change nothing. Idempotent."""
-        self.is_closed = True
-        self._turns.withdraw(self)
-        self._turns.note(self, 0)
+        self._turns.leave(self)

@@ -128,18 +128,32 @@ def test_producers_of_a_job_take_turns(most: int, ends: list[int]) -> None:
     assert min(begun) > 8, "each of them began some after those that it had at first"
 
 
-def test_what_a_job_does_not_use_is_for_the_others() -> None:
-    machine = _Machine(4, {"a": 1, "b": 1})
+@pytest.mark.parametrize("many", [1, 10])
+def test_what_a_job_does_not_use_is_for_the_others_until_it_comes_back(many: int) -> None:
+    """As between two epochs, in which the other must not begin all that it can."""
+    machine = _Machine(4, {"a": 1, "b": many})
     machine.start()
-    a, b = machine.places
-    machine.limit = 0  # the clients of a stop taking
-    for _ in range(8):
-        a.note(max(0, a.under_way - 1))
-    a.withdraw()
-    machine.limit = 8
-    machine.woken.clear()
-    machine.dispatch(1)
-    assert b.under_way == 8, "as if it were alone"
+    for _ in range(50):
+        machine.end_batch(0)
+    assert machine.under_way() == {"a": 2, "b": 2}
+    a = machine.places[0]
+    a.withdraw()  # all of its epoch was begun
+    for _ in range(2):
+        machine.order.remove(0)
+        a.note(a.under_way - 1)
+        machine.follow_wakes()
+    for _ in range(20):
+        assert machine.under_way() == {"a": 0, "b": 4}, "all of the turns, and no more"
+        machine.end_batch(0)
+    machine.dispatch(0)
+    assert machine.under_way() == {"a": 2, "b": 4}, "at once"
+    for _ in range(6):
+        machine.end_batch(0)
+    assert machine.under_way() == {"a": 2, "b": 2}
+    a.close()
+    a.close()
+    machine.follow_wakes()
+    assert machine.under_way() == {"a": 0, "b": 8 * many}, "it is alone"
 
 
 def test_who_leaves_while_it_is_first_lets_the_next_one_begin() -> None:
