@@ -2,12 +2,14 @@
 
     python examples/benchmarks/graph_store/several_jobs.py --seconds 20
 
-alone     one training job with as many workers as all of the next case together
-three     two training jobs and one that takes all nodes in order, as inference does, at once
+alone     one training job, and one `gigl-loader infer` of all nodes, each by itself
+three     two training jobs, and one `gigl-loader infer` beside them
 equal     two equal training jobs: the share of each
 many      a training job with one loader beside a job with ``--loaders`` loaders: its share
+starts    two jobs that start at the same time beside one that trains: their first batches
 
-Rates count from the moment when all jobs of a case have batches, until ``--seconds`` later.
+Rates of training jobs count from the moment when all of them have batches, until ``--seconds``
+later; beside `infer`, while that runs. Its rate counts from its first line to its last.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset, partition_graph
+from gigl_loader.commands import infer
 from gigl_loader.graph_store import init_compute_process, shutdown_compute_process
 from gigl_loader.testing import wait_until
 from gigl_loader.testing.local_processes import (
@@ -47,7 +50,10 @@ class Job:
     workers: int = 1
     """On each server, of each loader."""
     loaders: int = 1
-    shuffle: bool = True
+
+
+MODEL = {"in_channels": WIDTH, "hidden_channels": 64, "num_layers": 2, "out_channels": 64}
+"""Of `infer`, a GraphSAGE."""
 
 
 def write_graph(num_nodes: int, root: Path) -> None:
@@ -83,7 +89,7 @@ def take(info: Any, job: Job, batch_size: int, folder: Path) -> None:
     def run(number: int) -> None:
         with DistNeighborLoader(
             dataset, [10, 5], nodes, num_workers=job.workers, batch_size=batch_size, seed=number,
-            shuffle=job.shuffle, channel_size="200MB",
+            shuffle=True, channel_size="200MB",
         ) as loader:  # fmt: skip
             while True:
                 for batch in loader:
@@ -109,32 +115,108 @@ def take(info: Any, job: Job, batch_size: int, folder: Path) -> None:
     shutdown_compute_process()
 
 
-def measure(
-    started: Processes, info: Any, jobs: Sequence[Job], batch_size: int, seconds: float,
-    folder: Path,
-) -> dict[str, Any]:  # fmt: skip
-    """Let jobs run at once, the later ones once the first has batches; return rates and starts."""
-    folder.mkdir()
+def infer_all(info: Any, job_name: str, num_nodes: int, folder: Path) -> None:
+    """Compute the embeddings of all nodes, as the command does; write down the nodes per second.
 
-    def begin(job: Job) -> Any:
-        own = replace(info, compute_cluster_master_port=free_port())
-        return started.start(take, own, job, batch_size, folder, name=job.name)
-
-    def has_begun(job: Job) -> bool:
-        return (folder / f"{job.name}.first").exists()
-
-    processes = [begin(jobs[0])]
-    wait_until(lambda: has_begun(jobs[0]), "the first job has a batch", 300.0)
-    processes += [begin(job) for job in jobs[1:]]
-    wait_until(lambda: all(map(has_begun, jobs)), "all jobs have batches", 300.0)
-    time.sleep(2.0)  # what was ready by then is taken
+    Training jobs count meanwhile.
+    """
+    torch.set_num_threads(1)
     (folder / "begin").touch()
-    time.sleep(seconds)
+    began = time.monotonic()
+    code = infer.main([
+        "--server", f"{info.storage_cluster_master_ip}:{info.rpc_master_port}", "--job", job_name,
+        "--model", "torch_geometric.nn:GraphSAGE", "--model-options", json.dumps(MODEL),
+        "--out", str(folder / "embeddings"), "--quiet",
+    ])  # fmt: skip
+    assert code == 0
+    (folder / f"{job_name}.rate").write_text(str(num_nodes / (time.monotonic() - began)))
     (folder / "over").touch()
-    started.join(processes, 300.0)
-    rates = {job.name: float((folder / f"{job.name}.rate").read_text()) for job in jobs}
-    firsts = {job.name: float((folder / f"{job.name}.first").read_text()) for job in jobs}
-    return {"seeds_per_s": rates, "first_batch_s": firsts}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all cases share.
+
+    Args:
+        started: Starts processes.
+        info: The storage servers.
+        num_nodes: Nodes of their graph.
+        batch_size: Of training jobs.
+        seconds: Of each case without `infer`.
+        folder: For what jobs tell.
+    """
+
+    started: Processes
+    info: Any
+    num_nodes: int
+    batch_size: int
+    seconds: float
+    folder: Path
+
+    def measure(
+        self, case: str, jobs: Sequence[Job], *, with_infer: bool = False
+    ) -> dict[str, Any]:
+        """Let jobs run at once, the later ones once the first has batches; return the figures."""
+        folder = self.folder / case
+        folder.mkdir()
+
+        def begin(job: Job) -> Any:
+            own = replace(self.info, compute_cluster_master_port=free_port())
+            return self.started.start(take, own, job, self.batch_size, folder, name=job.name)
+
+        def has_begun(job: Job) -> bool:
+            return (folder / f"{job.name}.first").exists()
+
+        processes = []
+        for some in (jobs[:1], jobs[1:]):
+            processes += [begin(job) for job in some]
+            wait_until(lambda some=some: all(map(has_begun, some)), "all have batches", 300.0)
+        time.sleep(2.0 if jobs else 0.0)  # what was ready by then is taken
+        names = [job.name for job in jobs]
+        if with_infer:
+            names.append("infer")
+            all_nodes = self.started.start(
+                infer_all, self.info, "infer", self.num_nodes, folder, name="infer"
+            )
+            self.started.join([all_nodes], 600.0)
+        else:
+            (folder / "begin").touch()
+            time.sleep(self.seconds)
+            (folder / "over").touch()
+        self.started.join(processes, 300.0)
+        rates = {name: float((folder / f"{name}.rate").read_text()) for name in names}
+        firsts = {job.name: float((folder / f"{job.name}.first").read_text()) for job in jobs}
+        print(json.dumps({
+            "case": case, "load": os.getloadavg()[0], "per_s": rates, "first_batch_s": firsts
+        }), flush=True)  # fmt: skip
+        return {"per_s": rates, "first_batch_s": firsts}
+
+
+def run(bench: Bench, loaders: int) -> None:
+    """Measure all cases, and compare them with the bars."""
+    train, second, third = (Job(f"train {number}") for number in (1, 2, 3))
+    alone = {
+        **bench.measure("training alone", [train])["per_s"],
+        **bench.measure("infer alone", [], with_infer=True)["per_s"],
+    }
+    three = bench.measure("three", [train, second], with_infer=True)["per_s"]
+    shares = {
+        name: rate / alone["infer" if name == "infer" else train.name]
+        for name, rate in three.items()
+    }
+    for name, share in shares.items():
+        print(f"{name}, beside the two others: {share:.0%} of its rate alone")
+    print(f"sum of these: {sum(shares.values()):.2f} (bar: 0.9)")
+    for case, other in (("equal", second), ("many", Job("ten", loaders=loaders))):
+        result = bench.measure(case, [train, other])
+        rates = result["per_s"]
+        print(f"share of the first job, {case}: {rates[train.name] / sum(rates.values()):.0%}")
+        if case == "equal":
+            first_s = result["first_batch_s"][second.name]
+            print(f"first batch of the second job: {first_s:.1f} s (bar: 3)")
+    firsts = bench.measure("starts", [train, second, third])["first_batch_s"]
+    latest = max(firsts[job.name] for job in (second, third))
+    print(f"first batches of two jobs that start at once: {latest:.1f} s (bar: 3)", flush=True)
 
 
 def main() -> None:
@@ -146,12 +228,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    cases = {
-        "alone": [Job("alone", workers=3)],
-        "three": [Job("train 1"), Job("train 2"), Job("infer", shuffle=False)],
-        "equal": [Job("train 1"), Job("train 2")],
-        "many": [Job("train"), Job("infer", loaders=args.loaders, shuffle=False)],
-    }
     with tempfile.TemporaryDirectory(prefix="gigl_loader_") as name:
         folder = Path(name)
         (folder / "notes").mkdir()
@@ -161,21 +237,10 @@ def main() -> None:
             for rank in range(SERVERS):
                 started.start(serve, info, rank, Partition(folder / "graph"), None)
             for number in range(args.rounds):
-                results = {}
-                for case, jobs in cases.items():
-                    results[case] = measure(
-                        started, info, jobs, args.batch_size, args.seconds,
-                        folder / f"{case} {number}",
-                    )  # fmt: skip
-                    print(json.dumps({"case": case, "load": os.getloadavg()[0], **results[case]}))
-                rates = {case: result["seeds_per_s"] for case, result in results.items()}
-                together = sum(rates["three"].values()) / rates["alone"]["alone"]
-                print(f"three jobs together / one alone: {together:.2f} (bar: 0.9)")
-                for case in ("equal", "many"):
-                    own = [*rates[case].values()]
-                    print(f"share of the first job, {case}: {own[0] / sum(own):.0%}")
-                second = results["equal"]["first_batch_s"]["train 2"]
-                print(f"first batch of the second job: {second:.1f} s (bar: 3)", flush=True)
+                told = folder / f"round {number}"
+                told.mkdir()
+                bench = Bench(started, info, args.nodes, args.batch_size, args.seconds, told)
+                run(bench, args.loaders)
 
 
 if __name__ == "__main__":
