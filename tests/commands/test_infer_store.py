@@ -22,6 +22,8 @@ from support.scripts import ForkedPython, run_python
 from gigl_loader import GraphStoreInfo
 from gigl_loader.client.client import job_name_of
 from gigl_loader.commands import infer, status
+from gigl_loader.errors import GiglLoaderError
+from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import Security
@@ -83,11 +85,10 @@ def test_without_torchrun_it_is_one_process_and_a_job_of_its_own(
     arguments: list[str], endpoints: list[Endpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []
-    compute = infer.full_graph_inference
 
     def note_jobs(*args: Any, **how: Any) -> Any:
         names.extend(name for name in endpoints[0].status()["jobs"] if name)
-        return compute(*args, **how)
+        return full_graph_inference(*args, **how)
 
     monkeypatch.setattr(infer, "full_graph_inference", note_jobs)
     assert infer.main(arguments) == 0
@@ -275,6 +276,6 @@ def _serve(info: GraphStoreInfo, rank: int) -> None:
 def _serves(address: tuple[str, int], num_servers: int) -> bool:
     try:
         known = status.ask(address, Security.local())
-    except infer.GiglLoaderError:  # it does not listen yet
+    except GiglLoaderError:  # it does not listen yet
         return False
     return len(known["servers"]) == num_servers - 1

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,13 +165,13 @@ class Bench:
             own = replace(self.info, compute_cluster_master_port=free_port())
             return self.started.start(take, own, job, self.batch_size, folder, name=job.name)
 
-        def has_begun(job: Job) -> bool:
-            return (folder / f"{job.name}.first").exists()
+        def have_begun(some: Sequence[Job]) -> bool:
+            return all((folder / f"{job.name}.first").exists() for job in some)
 
         processes = []
         for some in (jobs[:1], jobs[1:]):
             processes += [begin(job) for job in some]
-            wait_until(lambda some=some: all(map(has_begun, some)), "all have batches", 300.0)
+            wait_until(partial(have_begun, some), "all have batches", 300.0)
         time.sleep(2.0 if jobs else 0.0)  # what was ready by then is taken
         names = [job.name for job in jobs]
         if with_infer:
