@@ -225,6 +225,7 @@ class MetricsListener:
         rank = str(status["server_rank"])
         for names, kind in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
             for name, text in names.items():
+                labels: tuple[str, ...]
                 rows: list[tuple[tuple[str, ...], Any]]
                 if name in own:
                     labels, rows = (), [((), own[name])]
