@@ -49,6 +49,13 @@ def without_default_types(text: str) -> str:
     return text
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, for a message; its class if it has no text."""
+    # Arrow appends the traceback of a caller's own function.
+    text = str(error).strip().partition(". Detail: Python exception")[0]
+    return (text.splitlines() or [type(error).__name__])[0]
+
+
 def warn_user(text: str) -> None:
     """Warn, and blame the line outside of this package that led here."""
     level, frame = 1, sys._getframe()

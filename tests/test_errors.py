@@ -3,6 +3,7 @@
 import errno
 import pickle
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from gigl_loader.errors import (
     WorkerDiedError,
     WrongTypeError,
     explained_limits,
+    first_line,
 )
 
 EXAMPLES: list[errors.GiglLoaderError] = [
@@ -103,3 +105,23 @@ def test_other_errors_stay_as_they_are() -> None:
         with pytest.raises(type(error)) as caught, explained_limits("writing"):
             raise error
         assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RuntimeError("one\ntwo"), "one"),
+        (RuntimeError(), "RuntimeError"),
+        (EOFError("\n \n"), "EOFError"),
+        (ValueError("\n  second"), "second"),
+        (OSError(errno.ENOENT, "gone", "a"), "[Errno 2] gone: 'a'"),
+        (ValueError("bad. Detail: Python exception: Traceback...\nx"), "bad"),
+    ],
+)
+def test_the_first_line_of_any_error_is_words(error: Exception, line: str) -> None:
+    assert first_line(error) == line
+
+
+def test_nobody_takes_a_first_line_that_may_not_be_there() -> None:
+    package = Path(errors.__file__).parent
+    assert [f for f in package.rglob("*.py") if "str(error).splitlines()" in f.read_text()] == []

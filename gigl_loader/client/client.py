@@ -17,7 +17,7 @@ import torch.distributed as dist
 from gigl_loader._glt import _set_client_context
 from gigl_loader.client.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.client.storage_cluster import Cluster
-from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
+from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError, first_line
 from gigl_loader.gloo_interface import interface_towards
 from gigl_loader.logs import know
 from gigl_loader.ranks import end_group
@@ -250,7 +250,7 @@ def _no_meeting(
         f"compute process {rank} did not meet the others at {host}:{port} within "
         f"{waited.total_seconds():.0f} s, after all had joined the storage cluster: one of them "
         "died, or compute_cluster_master_ip or a firewall is in the way "
-        f"({str(error).splitlines()[0]})"
+        f"({first_line(error)})"
     )
 
 

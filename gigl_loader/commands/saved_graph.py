@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 
 from gigl_loader.dataset.partition_graph import partition_graph
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, first_line
 
 # PyG allows its own classes from 2.6 on, and later versions more of them.
 _ALLOWED = [
@@ -54,7 +54,7 @@ def read_saved_graph(path: Path) -> Data | HeteroData:
             f"--pyg {path} holds more than tensors and PyG's Data or HeteroData, and other classes "
             "could run code when they are loaded: save data.to_dict() instead; or, if you trust "
             "the file, call partition_graph(torch.load(path, weights_only=False), ...) in Python "
-            f"({str(error).splitlines()[0]})"
+            f"({first_line(error)})"
         ) from error
     except (RuntimeError, EOFError, ValueError) as error:
         raise ConfigError(f"--pyg {path} is not a file of torch.save: {error}") from error

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, first_line
 from gigl_loader.memory.pinned import PinnedRange, pinned_tensors
 from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.options import CacheOptions
@@ -36,7 +36,7 @@ def existing_device(device: Any) -> torch.device:
     try:
         torch_device = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise ConfigError(f"device={device!r} is no torch device: {reason}") from None
     if torch_device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device={device!r}: graphs are sampled on CUDA devices or on the CPU")

@@ -15,7 +15,7 @@ import duckdb
 
 from gigl_loader.dataset.directory import LOCK
 from gigl_loader.dataset.progress import ProgressLine
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, UsageError, first_line
 
 _BASE_BYTES = 100_000_000
 """Memory for the interpreter and the libraries, before a row is read."""
@@ -180,7 +180,7 @@ class ResumableJob:
         except duckdb.OutOfMemoryException as error:
             raise UsageError(
                 f"{limit / 1e6:.0f} MB for the engine are too few, or {spill} is full: "
-                f"{str(error).splitlines()[0]}; call again with more memory, or with free space "
+                f"{first_line(error)}; call again with more memory, or with free space "
                 "there, to continue"
             ) from error
         except duckdb.IOException as error:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Self, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, first_line
 from gigl_loader.tables.engine_sql import quoted_name, to_read
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import EdgeTable, NodeTable, columns_used, is_files
@@ -141,7 +141,7 @@ def _open_delta(path: str, version: int | None) -> Any:
     except Exception as error:  # deltalake's own classes, and those of its stores
         which = "the newest version" if version is None else f"version {version}"
         raise ConfigError(
-            f"{which} of the Delta table {path} cannot be read: {_first_line(error)}"
+            f"{which} of the Delta table {path} cannot be read: {first_line(error)}"
         ) from error
 
 
@@ -213,7 +213,7 @@ def _open_iceberg(name: str) -> Any:
     except Exception as error:  # pyiceberg's own classes, and those of catalogues and stores
         raise ConfigError(
             f"the Iceberg table {table!r} of the catalogue {catalog!r} cannot be read: "
-            f"{_first_line(error)}; catalogues are described in .pyiceberg.yaml or "
+            f"{first_line(error)}; catalogues are described in .pyiceberg.yaml or "
             f"PYICEBERG_CATALOG__{catalog.upper()}__URI"
         ) from error
 
@@ -283,12 +283,6 @@ def _refuse_missing(extra: str, package: str, error: ImportError) -> NoReturn:
     ) from error
 
 
-def _first_line(error: Exception) -> str:
-    # Arrow appends the traceback of a caller's own function.
-    text = str(error).partition(". Detail: Python exception")[0]
-    return (text.splitlines() or [type(error).__name__])[0]
-
-
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
     """Name the source in an error of its reader."""
@@ -298,7 +292,7 @@ def _reading(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # of any library, and of the caller's own function
         raise UsageError(
-            f"{name} cannot be read: {_first_line(error)}; call again to continue, or with "
+            f"{name} cannot be read: {first_line(error)}; call again to continue, or with "
             "overwrite=True to begin anew"
         ) from error
 
