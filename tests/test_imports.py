@@ -102,7 +102,8 @@ FACES = {
         "partition_graph": "partition_graph",
         "directory": "FORMATS Format LOCK ORDERS RowOrder Target check_format check_order "
         "clear_killed complete_or_nothing lock_of only_writer",
-        "mapped": "ArraySpec EDGE_ROWS LOOKUPS PARQUET Part damaged is_mapped_format rows_at",
+        "mapped": "ArraySpec BLOCK_BYTES EDGE_ROWS LOOKUPS PARQUET Part ROOT_FILE block_digests "
+        "damaged is_mapped_format rows_at",
         "mapped_writer": "PartFiles allow_files index_type new_file seal write_array write_npy "
         "write_numbers",
         "disk": "bytes_to_read count_partitions load_tensor",

@@ -151,6 +151,17 @@ class Target:
         has_graph = ROOT_FILE in objects
         check_replaced(storage.url, others, has_graph=has_graph, overwrite=self._overwrite)
 
+    def read(self, name: str) -> bytes | None:
+        """Return a small file of the directory; None: it is not there.
+
+        Raises:
+            ObjectStorageError: Object storage failed.
+        """
+        if self._storage is not None:
+            return self._storage.find(name)
+        path = self.path / name
+        return path.read_bytes() if path.is_file() else None
+
     def publish(self, *, progress: bool) -> None:
         """Upload the complete local directory; nothing to do for a local path.
 

@@ -79,6 +79,14 @@ class ObjectFolder:
         with self._named_errors(name):
             return bytes(self._obstore.get(self._store, name).bytes())
 
+    def find(self, name: str) -> bytes | None:
+        """Return a small object; None: there is none of that name."""
+        with self._named_errors(name):
+            try:
+                return bytes(self._obstore.get(self._store, name).bytes())
+            except FileNotFoundError:
+                return None
+
     def size(self, name: str) -> int:
         """Return the bytes of an object."""
         with self._named_errors(name):

@@ -34,6 +34,7 @@ from gigl_loader.dataset.directory import (
     lock_of,
     only_writer,
 )
+from gigl_loader.dataset.mapped import ROOT_FILE
 from gigl_loader.dataset.metis import check_communities
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
@@ -165,7 +166,7 @@ def partition_tables(
     }  # fmt: skip
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
     request = _request(settings)
-    if (present := _already_there(folder, target, graph, request)) is not None:
+    if (present := _already_there(folder, place, graph, request)) is not None:
         return present
     _check_root(folder, place)
     with _resumable_limits(target, folder), ExitStack() as stack:
@@ -360,16 +361,31 @@ def _request(settings: dict[str, Any]) -> str:
     return digest_of_settings({**settings, "graph": tables, "root": None, "code": code})
 
 
-def _already_there(folder: Path, target: Path, graph: TableGraph, request: str) -> Report | None:
-    """Return the report of the same request of the same versions, if ``target`` is its result."""
-    if (folder / "job.json").exists() or not (target / REPORT).exists():
+def _already_there(folder: Path, place: Target, graph: TableGraph, request: str) -> Report | None:
+    """Return the report of the same request of the same versions, if ``place`` has its result."""
+    if (folder / "job.json").exists():
         return None
-    report = Report.read(target)
-    if report.request != request or len(report.versions) < len(graph.tables):
+    report = _complete_report(place)
+    if report is None or report.request != request or len(report.versions) < len(graph.tables):
         return None
     from gigl_loader.tables.row_sources import newest_sources, versions_of
 
     return report if report.versions == versions_of(newest_sources(graph.tables)) else None
+
+
+def _complete_report(place: Target) -> Report | None:
+    """Return the report of the partitions at ``place``; None: there are none, or not only those."""
+    manifest = place.read(ROOT_FILE)  # in object storage, nothing counts without it
+    data = None if manifest is None else place.read(REPORT)
+    if manifest is None or data is None:
+        return None
+    try:
+        report, run = Report.decode(data), json.loads(manifest).get("run")
+    except (ValueError, KeyError, TypeError, AttributeError):  # damaged: what checks it says so
+        return None
+    # two machines that wrote to one URL may have left the report of one and the manifest of the
+    # other; graphlearn-torch's format, which is local, notes no run
+    return report if run in (None, report.run) else None
 
 
 def _digest(table: Any) -> str:

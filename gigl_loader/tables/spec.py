@@ -385,7 +385,12 @@ class Report:
     @classmethod
     def read(cls, root: Path) -> "Report":
         """Return the report that was written below a directory."""
-        content = json.loads((root / REPORT).read_text())
+        return cls.decode((root / REPORT).read_bytes())
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Report":
+        """Return the report that is written in the bytes of a file."""
+        content = json.loads(data)
         parts = [PartReport(**part) for part in content["parts"]]
         return cls(
             content["run"], parts, content["dangling"], 0.0, content.get("versions", {}),

@@ -24,6 +24,7 @@ from gigl_loader import (
     partition_tables,
 )
 from gigl_loader.commands.infer import main
+from gigl_loader.commands.partitioning import main as partition
 from gigl_loader.dataset.identity import content_digest
 from gigl_loader.errors import ConfigError, ObjectStorageError
 from gigl_loader.inference.results import Destination
@@ -63,6 +64,47 @@ def test_tables_are_partitioned_once_though_the_upload_fails(storage, tmp_path, 
     assert fetched.from_original(["n3"]).tolist() == expected.from_original(["n3"]).tolist()
     with pytest.raises(ConfigError, match="holds partitions"):
         _partition(tmp_path, storage.url)
+
+
+def test_the_same_versions_are_already_at_the_url(storage, tmp_path, capsys) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    ids = list(range(30))
+    deltalake.write_deltalake(str(tmp_path / "nodes"), pa.table({"id": ids, "x": ids}))
+    deltalake.write_deltalake(str(tmp_path / "edges"), pa.table({"src": ids, "dst": ids[::-1]}))
+    (tmp_path / "graph.yaml").write_text(
+        f"nodes: {{delta: {tmp_path}/nodes, features: x}}\nedges: {{delta: {tmp_path}/edges}}\n"
+    )
+    flags = [str(tmp_path / "graph.yaml"), "--root", storage.url, "--quiet", "--threads", "1"]
+    flags += ["--num-partitions", "2"]
+    folder = ObjectFolder(storage.url)
+
+    def run(*more: str) -> tuple[int, str, bool]:
+        storage.proxy.requests.clear()
+        code = partition([*flags, *more])
+        said = capsys.readouterr()
+        return code, said.out + said.err, any(r.method == "PUT" for r in storage.proxy.requests)
+
+    code, first, wrote = run()
+    assert (code, wrote) == (0, True)
+    assert "already there" not in first
+    for more in ([], ["--overwrite"]):  # nothing of it is on this machine any more
+        code, said, wrote = run(*more)
+        assert (code, wrote) == (0, False)
+        assert "already there" in said
+        assert said.partition(", ")[0] == first.partition(", ")[0]
+    assert run("--seed=1")[0] == 2  # another graph is refused as ever
+    report = folder.read("report.json")
+    for damaged in (b"{", b"[]", report.replace(b'"run": "', b'"run": "0')):
+        folder.write("report.json", damaged)
+        code, said, wrote = run()
+        assert (code, wrote) == (2, False)
+        assert "holds partitions" in said
+    folder.write("report.json", report)
+    folder.remove(["gigl_loader.json"])  # as an upload that was killed leaves it
+    code, said, wrote = run()
+    assert (code, wrote) == (0, True)
+    assert "already there" not in said
+    assert DistDataset.load(storage.url, 0).num_partitions == 2
 
 
 def _graph() -> Data:
