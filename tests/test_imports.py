@@ -74,7 +74,7 @@ FACES = {
         # a folder in object storage, its copy on this machine, and one that is written
         "object_folder": "ObjectFolder is_url",
         "folder_cache": "Cache CachedFolder hold",
-        "fetch": "StoredFile",
+        "fetch": "Fetch StoredFile",
     },
     "dataset": {
         # a graph: whole, and as the view of a partition that samplers read

@@ -46,6 +46,7 @@ from gigl_loader.inference.sources import (
     RowSource,
     StoredGraph,
 )
+from gigl_loader.inference.uploaded_layers import LayerUploads
 from gigl_loader.memory.tensors import dtype_name, dtype_named, each_tensor, give_back_freed
 from gigl_loader.ranks import RankExchange, report_failure_to_ranks
 
@@ -189,7 +190,8 @@ def full_graph_inference(
             files = {}
             if format == "parquet":
                 files = _parquet_files(results, graph, dataset, batch_size, stack)
-        values = run.compute(results, files, line)
+        uploads = LayerUploads.of(destination, exchange, group)
+        values = run.compute(results, files, line, uploads)
     destination.publish(exchange, group)
     embeddings = {
         name: NodeEmbeddings(
@@ -394,7 +396,7 @@ class LayerRun:
 
     def compute(
         self, results: Mapping[NodeType, Results], files: Mapping[NodeType, ParquetRows],
-        line: ProgressLine,
+        line: ProgressLine, uploads: LayerUploads | None = None,
     ) -> dict[NodeType, Tensor]:  # fmt: skip
         """Return the rows of the last layer, by type. Collective.
 
@@ -402,23 +404,25 @@ class LayerRun:
             results: Storage of the rows, by type.
             files: Parquet files for the last layer, by type.
             line: The display of progress.
+            uploads: Finished layers in object storage; None: there are none.
         """
         give_back_freed()  # from all earlier work
         # a layer is continued only if all ranks have the whole previous one, of all types
-        first, computed = self._resume(results)
+        first, computed = self._resume(results, uploads)
+        last = len(self._layers) - 1
         line.skip(first * self.num_rows)
         sources: Mapping[NodeType, RowSource] = self._graph.features()
         # the layer before is in the files of an earlier run
         if first:
             sources = {name: OwnedRows(rows) for name, rows in computed.items()}
-        for index in range(first, len(self._layers)):
+            self._keep(first - 1, results, uploads)  # the run before may have ended before it did
+        for index in range(first, last + 1):
             computed = {}
             for name in self._readers:
                 rows = self._layer(index, name, sources, results[name], files.get(name), line)
                 if rows is not None:
                     computed[name] = rows
-            for result in results.values():  # all ranks have finished and no longer read it
-                result.forget(index - 1)
+            self._keep(index, results, uploads)
             # only now: all types of a layer read the layer before
             sources = {name: OwnedRows(rows) for name, rows in computed.items()}
         for name, rows in computed.items():
@@ -426,20 +430,34 @@ class LayerRun:
                 files[name].finish(rows)
         # after all ranks have ended the last layer: `_layer` ends with an exchange between them
         for result in results.values():
-            result.finish(len(self._layers) - 1)
+            result.finish(last)
         line.end()
         return computed
 
+    def _keep(
+        self, layer: int, results: Mapping[NodeType, Results], uploads: LayerUploads | None
+    ) -> None:
+        """Keep a finished layer in place of the one before. Collective."""
+        if uploads is not None and layer < len(self._layers) - 1:
+            uploads.keep(layer, results.values())
+        for result in results.values():  # all ranks have finished and no longer read it
+            result.forget(layer - 1)
+
     # -- results of an earlier run -----------------------------------------------------------------
 
-    def _resume(self, results: Mapping[NodeType, Results]) -> tuple[int, dict[NodeType, Tensor]]:
+    def _resume(
+        self, results: Mapping[NodeType, Results], uploads: LayerUploads | None
+    ) -> tuple[int, dict[NodeType, Tensor]]:
         """Return (the first layer to compute, the rows of the previous one). Collective."""
         last = len(self._layers) - 1
         # The last one first: files of earlier layers were removed. Every rank decides from the
         # values of all, so that they begin with the same layer.
         for layer in range(last, -1, -1):
-            rows = {n: r.existing(layer, last=layer == last) for n, r in results.items()}
-            state = {name: self._state(layer, name, results[name], rows[name]) for name in results}
+            rows, state = self._found(layer, results)
+            if uploads is not None and layer < last:
+                lacking = [results[name] for name, (whole, _, _) in state.items() if not whole]
+                if uploads.fetch(layer, lacking):
+                    rows, state = self._found(layer, results)
             everyone = self._exchange.gather(state, dict[str, tuple[bool, bool, _Shape | None]])
             if all(whole for of_rank in everyone for whole, _, _ in of_rank.values()):
                 shapes = {name: self._shape_of(name, everyone) for name in results}
@@ -452,6 +470,15 @@ class LayerRun:
                 if kept:
                     return layer + 1, kept
         return 0, {}
+
+    def _found(
+        self, layer: int, results: Mapping[NodeType, Results]
+    ) -> tuple[dict[NodeType, Tensor | None], dict[NodeType, tuple[bool, bool, _Shape | None]]]:
+        """Return a layer's rows on this machine and their states, see `_state`, by type."""
+        is_last = layer == len(self._layers) - 1
+        rows = {name: result.existing(layer, last=is_last) for name, result in results.items()}
+        states = {name: self._state(layer, name, results[name], rows[name]) for name in results}
+        return rows, states
 
     def _state(
         self, layer: int, name: NodeType, results: Results, rows: Tensor | None

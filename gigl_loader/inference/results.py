@@ -14,7 +14,8 @@ Complete files have a name without an underscore; readers of Parquet ignore the 
 
 What goes to object storage is written to the cache of this machine, where a killed run continues,
 and uploaded when all ranks have computed theirs. ``_manifest.json``, with the bytes of each file by
-its name, is last: results without it are not complete.
+its name, is last: results without it are not complete. For a run on other machines, finished layers
+are there meanwhile, see `uploaded_layers`.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 _MANIFEST = "_manifest.json"
 _RESULT = re.compile(r"(.*/)?part-\d{5}(\.ids)?\.(npy|parquet)")
+_UPLOADED_LAYER = re.compile(r"(.*/)?_part-\d{5}\.layer\d+(\.note)?")
+"""See `uploaded_layers`."""
 
 
 class Destination:
@@ -58,18 +61,19 @@ class Destination:
     def __init__(self, out: str | os.PathLike[str] | None) -> None:
         self.folder = None if out is None else Path(out)
         """The folder on this machine; None: memory."""
-        self._storage: ObjectFolder | None = None
+        self.storage: ObjectFolder | None = None
+        """The folder in object storage; None: there is none."""
         if out is not None and is_url(out):
-            self._storage = ObjectFolder(str(out), create=True)
-            self.folder = Cache().to_write(self._storage.url)
-            if _MANIFEST in self._storage.sizes():
+            self.storage = ObjectFolder(str(out), create=True)
+            self.folder = Cache().to_write(self.storage.url)
+            if _MANIFEST in self.storage.sizes():
                 raise ConfigError(f"{out} has results: give out= another folder, or remove them")
 
     def name_of(self, path: Path | None) -> Path | str | None:
         """Return the final name of a file in the folder, which is a URL in object storage."""
-        if self._storage is None or self.folder is None or path is None:
+        if self.storage is None or self.folder is None or path is None:
             return path
-        return f"{self._storage.url}/{path.relative_to(self.folder).as_posix()}"
+        return f"{self.storage.url}/{path.relative_to(self.folder).as_posix()}"
 
     def publish(self, exchange: RankExchange, group: Any) -> None:
         """Upload this rank's complete files; collective. Nothing to do for a folder.
@@ -82,7 +86,7 @@ class Destination:
             ObjectStorageError: Object storage failed. The files of this machine are kept.
             PeerError: Another rank failed.
         """
-        storage, folder = self._storage, self.folder
+        storage, folder = self.storage, self.folder
         if storage is None or folder is None:
             return
         exchange.gather(True, bool)  # all ranks have computed theirs
@@ -95,9 +99,12 @@ class Destination:
             if exchange.rank == 0:
                 written = {name: size for each in everyone for name, size in each.items()}
                 # of a run with more ranks that was killed: readers of Parquet take each file
-                results = {name for name in storage.sizes() if _RESULT.fullmatch(name)}
+                objects = storage.sizes()
+                results = {name for name in objects if _RESULT.fullmatch(name)}
                 storage.remove(results - written.keys())
                 storage.write(_MANIFEST, json.dumps({"files": written}, indent=1).encode())
+                # after it: until then, a run that lost its machine continues with them
+                storage.remove({name for name in objects if _UPLOADED_LAYER.fullmatch(name)})
         exchange.gather(True, bool)
         # other ranks of this machine have files there, too
         for path in [*folder.rglob(f"*part-{exchange.rank:05d}.*")]:
@@ -127,6 +134,8 @@ class Results:
     ) -> None:  # fmt: skip
         self._folder, self._part, self._ids, self._ending = folder, part, ids, ending
         self._num_rows = ids.numel()
+        self.identity: dict[str, Any] = {}
+        """What determines the rows and their positions; empty in memory."""
         self._done: dict[int, dict[int, str]] = {}
         self._nothing: set[int] = set()
         if folder is None:
@@ -135,7 +144,8 @@ class Results:
         # the same number of ranks may hold other nodes: rows are stored by position, not by id
         digest = tensor_digest(ids)
         # before anything is written: the folder may belong to another run
-        self._check_identity({**identity, "ids": digest, "format": ending})
+        self.identity = {**identity, "ids": digest, "format": ending}
+        self._check_identity()
         self._read_log()
         # each line goes to the kernel at once
         self._log = open(self._path(".log"), "a", buffering=1)  # noqa: SIM115 - closed by close()
@@ -149,8 +159,8 @@ class Results:
         start = "" if ending in (".npy", ".ids.npy", ".parquet") else "_"
         return self._folder / f"{start}part-{self._part:05d}{ending}"
 
-    def _check_identity(self, identity: dict[str, Any]) -> None:
-        path = self._path(".json")
+    def _check_identity(self) -> None:
+        path, identity = self._path(".json"), self.identity
         if path.exists():
             before = json.loads(path.read_text())
             changed = sorted(k for k in {*before, *identity} if before.get(k) != identity.get(k))
@@ -187,7 +197,7 @@ class Results:
         """Return the rows of a layer from an earlier run, finished or not."""
         if self._folder is None or layer not in self._done:
             return None
-        path = self._path(f".layer{layer}")
+        path = self.layer_path(layer)
         if last and self._ending == ".npy" and self._path(".npy").exists():
             path = self._path(".npy")  # an earlier run finished it
         try:
@@ -209,7 +219,7 @@ class Results:
             return torch.empty(shape, dtype=dtype)
         if last:  # of an earlier run, and no longer whole
             self.withdraw(layer)
-        path = self._path(f".layer{layer}")
+        path = self.layer_path(layer)
         if self._num_rows == 0:  # nothing can be mapped
             _save(path, np.empty(shape, dtype_name(dtype)))
             return torch.empty(shape, dtype=dtype)
@@ -220,13 +230,13 @@ class Results:
     def withdraw(self, layer: int) -> None:
         """Remove the name of the last layer's file: damaged rows of it are computed again."""
         if self._folder is not None and self._path(".npy").exists():
-            os.replace(self._path(".npy"), self._path(f".layer{layer}"))
+            os.replace(self._path(".npy"), self.layer_path(layer))
 
     def finish(self, layer: int) -> None:
         """Give the files of the last layer their names, after all rows are written."""
         if self._folder is None or self._ending != ".npy" or self._path(".npy").exists():
             return
-        rows = self._path(f".layer{layer}")
+        rows = self.layer_path(layer)
         if rows.exists():  # it may compute nothing for the type
             # ids first: a reader that finds the rows also finds their ids
             _save(self._path(".ids"), self._ids.numpy())
@@ -251,7 +261,11 @@ class Results:
         if self._folder is not None:
             # After the rows: they are in a shared mapping, which survives a killed process as a
             # whole. The line is with the kernel, too; neither is synced, see finished().
-            self._log.write(f"{layer} {chunk} {tensor_digest(rows)} ok\n")
+            self._note(layer, chunk, tensor_digest(rows))
+
+    def _note(self, layer: int, chunk: int, digest: str) -> None:
+        self._done.setdefault(layer, {})[chunk] = digest
+        self._log.write(f"{layer} {chunk} {digest} ok\n")
 
     def note_nothing(self, layer: int) -> None:
         """Note that the layer computes nothing for this node type."""
@@ -263,10 +277,29 @@ class Results:
         """Return whether it was noted that a layer computes nothing."""
         return layer in self._nothing
 
+    def layer_path(self, layer: int) -> Path:
+        """Return the file of a layer's rows before they are results."""
+        return self._path(f".layer{layer}")
+
+    def chunks(self, layer: int) -> dict[int, str] | None:
+        """Return the digest of each noted chunk of a layer.
+
+        It is empty if the layer computes nothing for this node type; None: nothing was noted.
+        """
+        return {} if self.has_nothing(layer) else self._done.get(layer)
+
+    def adopt(self, layer: int, chunks: Mapping[int, str]) -> None:
+        """Note the chunks of a layer whose rows came from elsewhere; none: it has no rows."""
+        if not chunks:
+            self.note_nothing(layer)
+        self._done.pop(layer, None)
+        for chunk, digest in chunks.items():
+            self._note(layer, chunk, digest)
+
     def forget(self, layer: int) -> None:
         """Remove the file of a layer that is no longer read."""
         if self._folder is not None:
-            self._path(f".layer{layer}").unlink(missing_ok=True)
+            self.layer_path(layer).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the log."""
