@@ -25,13 +25,13 @@ from _ranks import process_group
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 
-from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader import DistDataset, DistNeighborLoader, load_checkpoint, save_checkpoint
 from gigl_loader.testing import batch_digest
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train on a number of ranks that changes.")
-    parser.add_argument("--checkpoint", type=Path, default=Path("out/elastic.pt"))
+    parser.add_argument("--checkpoint", default="out/elastic.pt", help="a file, or its s3:// URL")
     parser.add_argument("--save-every", type=int, default=4, help="steps between checkpoints")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64, help="seeds per batch and rank")
@@ -61,11 +61,13 @@ class Training:
         self.model = DistributedDataParallel(model)
         self.optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        if args.checkpoint.exists():  # every rank loads the same one, that rank 0 saved
-            self.load()
+        self.load()
 
     def load(self) -> None:
-        saved = torch.load(self.args.checkpoint, map_location=self.loader.to_device)
+        # every rank loads the same one, that rank 0 saved
+        saved = load_checkpoint(self.args.checkpoint, map_location=self.loader.to_device)
+        if saved is None:
+            return
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.loader.load_state_dict(saved["loader"])
@@ -79,14 +81,14 @@ class Training:
     def save(self) -> None:
         if self.rank != 0:
             return
-        new = self.args.checkpoint.with_suffix(".new")
         values: dict[str, Any] = {
             "model": self.model,
             "optimizer": self.optimizer,
             "loader": self.loader,
         }
-        torch.save({name: value.state_dict() for name, value in values.items()}, new)
-        new.replace(self.args.checkpoint)  # there is a whole one at any time
+        # there is a whole one at any time
+        state = {name: value.state_dict() for name, value in values.items()}
+        save_checkpoint(state, self.args.checkpoint)
 
     def run(self) -> None:
         for epoch in range(self.loader.epoch, self.args.epochs):
@@ -125,8 +127,9 @@ def fail_on_request(args: argparse.Namespace, step: int) -> None:
         (args.kill_rank_at, [os.getpid()]),
         (args.kill_node_at, [os.getppid(), os.getpid()]),
     ):
-        done = args.checkpoint.with_suffix(f".killed{len(victims)}")
+        done = (args.record or Path("out")) / f"killed{len(victims)}"
         if step == at and not done.exists():
+            done.parent.mkdir(parents=True, exist_ok=True)
             done.touch()
             for pid in victims:
                 os.kill(pid, signal.SIGKILL)
@@ -134,7 +137,8 @@ def fail_on_request(args: argparse.Namespace, step: int) -> None:
 
 def main() -> None:
     args = parse_args()
-    args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    if args.record is not None:
+        args.record.mkdir(parents=True, exist_ok=True)
     with process_group():
         dataset = DistDataset.from_pyg(digits())
         with make_loader(dataset, args.batch_size) as loader:

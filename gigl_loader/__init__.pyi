@@ -53,6 +53,8 @@ from gigl_loader.loader.ablp import DistABLPLoader as DistABLPLoader
 from gigl_loader.loader.ablp import in_batch_negative_mask as in_batch_negative_mask
 from gigl_loader.loader.ablp import zip_with_negatives as zip_with_negatives
 from gigl_loader.loader.base import BaseDistLoader as BaseDistLoader
+from gigl_loader.loader.checkpoints import load_checkpoint as load_checkpoint
+from gigl_loader.loader.checkpoints import save_checkpoint as save_checkpoint
 from gigl_loader.loader.edge_loader import DistLinkNeighborLoader as DistLinkNeighborLoader
 from gigl_loader.loader.job_ranks import DistributedContext as DistributedContext
 from gigl_loader.loader.job_ranks import DistributedRuntimeInfo as DistributedRuntimeInfo

@@ -174,6 +174,7 @@ ONLY_IMPORTERS = {
         "commands/saved_graph.py",  # names an error of torch.load; reads nothing
         "dataset/disk.py",  # directories in GLT's format, by a reader that knows tensors alone
         "dataset/view_writer.py",  # the same, written
+        "loader/checkpoints.py",  # names an error of torch.load, which reads with weights_only
         "memory/segments.py",  # between a process and the workers that it started
         "memory/tensors.py",
         "options.py",  # asks whether keywords can go to workers; reads nothing

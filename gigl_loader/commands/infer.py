@@ -33,6 +33,7 @@ from gigl_loader.dataset import disk
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.inference.layerwise import full_graph_inference
+from gigl_loader.loader.checkpoints import load_checkpoint
 from gigl_loader.ranks import end_group
 from gigl_loader.transport import SILENCE_S, Security
 from gigl_loader.wire.info import GraphStoreInfo, info_of_servers
@@ -70,7 +71,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--model-options", type=json.loads, default={}, metavar="JSON", help="keywords of --model"
     )
-    parser.add_argument("--checkpoint", help="state_dict of the model, from torch.save")
+    parser.add_argument(
+        "--checkpoint",
+        help="file with its state_dict, of torch.save or save_checkpoint, or its URL",
+    )
     parser.add_argument("--batch-size", type=int, help="nodes that are computed at a time")
     parser.add_argument("--format", choices=("npy", "parquet"), default="npy", help="default npy")
     parser.add_argument(
@@ -118,6 +122,7 @@ def load_model(args: argparse.Namespace) -> Any:
 
     Raises:
         ConfigError: It cannot be imported, made or filled.
+        ObjectStorageError: Object storage failed.
     """
     module, _, name = args.model.partition(":")
     try:
@@ -128,12 +133,13 @@ def load_model(args: argparse.Namespace) -> Any:
         model.eval()
     if args.checkpoint is None:
         return model
+    state = load_checkpoint(args.checkpoint, map_location="cpu")
+    if state is None:
+        raise ConfigError(f"--checkpoint {args.checkpoint} cannot be loaded: it does not exist")
     try:
-        # weights_only: a checkpoint may come from elsewhere, and a pickle runs code
-        state = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
         # training scripts save more than the model, by convention under "model"
         model.load_state_dict(state.get("model", state))
-    except (OSError, RuntimeError, AttributeError, TypeError) as error:
+    except (RuntimeError, AttributeError, TypeError) as error:
         raise ConfigError(f"--checkpoint {args.checkpoint} cannot be loaded: {error}") from error
     return model
 

@@ -136,4 +136,4 @@ def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         taken = Counter(line["digest"] for line in lines if line["epoch"] == epoch)
         assert taken.keys() == set(expected), f"epoch {epoch}"
     assert {line["ranks"] for line in lines} == {1, 2}
-    assert (log / "elastic.killed2").exists()
+    assert (log / "killed2").exists()

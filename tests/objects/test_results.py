@@ -22,6 +22,7 @@ from gigl_loader import (
     full_graph_inference,
     partition_graph,
     partition_tables,
+    save_checkpoint,
 )
 from gigl_loader.commands.infer import main
 from gigl_loader.commands.partitioning import main as partition
@@ -115,12 +116,12 @@ def _graph() -> Data:
 def test_embeddings_are_read_from_the_url(storage, tmp_path, capsys) -> None:
     partition_graph(_graph(), 1, f"{storage.url}/graph", progress=False)
     model = pyg.GraphSAGE(1, 4, num_layers=1)
-    torch.save(model.state_dict(), tmp_path / "model.pt")
+    save_checkpoint({"model": model.state_dict()}, f"{storage.url}/model.pt")
     options = json.dumps({"in_channels": 1, "hidden_channels": 4, "num_layers": 1})
     words = [
         "--root", f"{storage.url}/graph", "--out", f"{storage.url}/out", "--format=parquet",
         "--model=torch_geometric.nn:GraphSAGE", "--model-options", options,
-        f"--checkpoint={tmp_path}/model.pt", "--quiet",
+        f"--checkpoint={storage.url}/model.pt", "--quiet",
     ]  # fmt: skip
     assert main(words) == 0
     assert f"{storage.url}/out/part-00000.parquet" in capsys.readouterr().out
