@@ -1,7 +1,7 @@
 """Train on a number of ranks that changes: what is lost is started again, with the same batches.
 
     torchrun --nnodes 1:4 --nproc-per-node 2 --max-restarts 10 --rdzv-backend c10d \\
-        --rdzv-endpoint HOST:29500 examples/elastic.py --checkpoint /shared/elastic.pt
+        --rdzv-endpoint HOST:29500 examples/elastic.py --checkpoint s3://bucket/elastic.pt
     torchrun --standalone --nproc-per-node 3 --max-restarts 10 examples/elastic.py --kill-rank-at 10
 
 torchrun starts all ranks again when one is lost, on the machines that are left. With

@@ -107,7 +107,7 @@ def full_graph_inference(
     file there that ends with the process.
 
     With ``out``, a killed run continues when it is started again in the same way. Finished chunks
-    are kept if their digest matches.
+    are kept if their digest matches; at a URL, a run on another machine has the finished layers.
 
     Args:
         model_or_layers: PyG's ``BasicGNN`` in evaluation mode, with ``jk=None`` or ``"last"``, and
