@@ -5,6 +5,7 @@ import itertools
 import re
 import shutil
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,12 @@ def _right(rows: Any) -> bool:
 
 
 @pytest.mark.multiprocess
-def test_a_rank_whose_machine_is_lost_goes_on_with_the_last_layer(storage, tmp_path) -> None:
+@pytest.mark.parametrize("uploaded", [True, False])
+def test_a_rank_whose_machine_is_lost_goes_on_with_the_last_layer(
+    storage, tmp_path, uploaded
+) -> None:
     names = {f"_part-0000{rank}.layer0" for rank in range(layer_jobs.WORLD)}
+    folder = ObjectFolder(storage.url)
 
     def run(name: str, victim: int) -> list[str]:
         (tmp_path / f"group-{name}").mkdir()
@@ -77,28 +82,25 @@ def test_a_rank_whose_machine_is_lost_goes_on_with_the_last_layer(storage, tmp_p
 
     first = run("first", victim=1)
     assert first[1] == "000"
-    assert {*ObjectFolder(storage.url).sizes()} == names | {f"{name}.note" for name in names}
-    assert not list((tmp_path / "cache0").rglob("*.part"))
+    assert {*folder.sizes()} == names | {f"{name}.note" for name in names}
     shutil.rmtree(tmp_path / "cache1")
+    if not uploaded:  # as if it had been lost a little earlier
+        folder.remove(["_part-00001.layer0.note"])
     storage.proxy.requests.clear()
     second = run("second", victim=-1)
-    assert second[1] == "111222", "the first layer was not computed again"
+    # all ranks begin with the same layer; what one of them still has of it is not computed again
+    assert second[1] == ("111222" if uploaded else "000111222")
     assert "0" not in second[0]
     fetched = {r.key.rpartition("/")[2] for r in storage.proxy.requests if r.body and r.key}
-    assert "_part-00001.layer0" in fetched
-    assert "_part-00000.layer0" not in fetched, "that machine has it"
+    assert names & fetched == ({"_part-00001.layer0"} if uploaded else set())
     rows = torch.empty_like(layer_jobs.expected())
     for rank in range(layer_jobs.WORLD):
-        folder = tmp_path / f"found{rank}"
-        folder.mkdir()
-        for name in (f"part-0000{rank}.npy", f"part-0000{rank}.ids.npy"):
-            (folder / name).write_bytes(ObjectFolder(storage.url).read(name))
-        ids = np.load(folder / f"part-0000{rank}.ids.npy")
-        rows[ids] = torch.from_numpy(np.load(folder / f"part-0000{rank}.npy"))
+        ids, part = (
+            np.load(BytesIO(folder.read(f"part-0000{rank}.{end}"))) for end in ("ids.npy", "npy")
+        )
+        rows[ids] = torch.from_numpy(part)
     assert _right(rows)
-    ends = [name.partition(".")[0].lstrip("_") for name in ObjectFolder(storage.url).sizes()]
-    assert sorted({*ends}) == ["manifest", "part-00000", "part-00001"]
-    assert not [name for name in ObjectFolder(storage.url).sizes() if name.startswith("_part")]
+    assert not [name for name in folder.sizes() if name.startswith("_part")]
 
 
 def test_each_layer_takes_the_place_of_the_one_before(storage, lose_machine) -> None:
@@ -166,6 +168,16 @@ def test_what_is_not_whole_or_of_another_run_is_computed_again(
     assert len(warnings) == (1 if words else 0)
     assert all(re.search(words, warning) for warning in warnings)
     assert {*folder.sizes()} == RESULTS
+
+
+def test_a_layer_that_is_damaged_on_this_machine_is_fetched(storage, tmp_path) -> None:
+    assert _run(storage.url, stop_in=1)[0] == "000"
+    (path,) = (tmp_path / "cache").rglob("_part-00000.layer0")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    computed, rows = _run(storage.url)
+    assert computed == "111222"
+    assert _right(rows)
 
 
 def test_what_the_server_refuses_is_an_error_and_costs_nothing(
