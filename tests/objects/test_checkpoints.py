@@ -66,8 +66,8 @@ def test_a_job_goes_on_with_the_batch_after_its_checkpoint(where) -> None:
         for number, batch in enumerate(itertools.islice(batches, 4), start=1):
             model(batch.x).sum().backward()
             optimizer.step()
-            parts = {"model": model, "optimizer": optimizer, "loader": loader}
-            state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
+            parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
+            state = {name: part.state_dict() for name, part in parts.items()}
             save_checkpoint({**state, "step": number}, where)
         rest = [batch_digest(batch) for batch in batches]
     saved = load_checkpoint(where, map_location="cpu")

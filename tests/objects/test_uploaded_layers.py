@@ -56,7 +56,7 @@ def _run(url: str, stop_in: int | None = None, **how: Any) -> tuple[str, Any]:
             layer_jobs.layers(begins), DistDataset.from_pyg(layer_jobs.graph()), out=url,
             progress=False, **{"batch_size": 8, **how},
         )  # fmt: skip
-    return "".join(seen), rows.values if rows is not None else None  # type: ignore[union-attr]
+    return "".join(seen), rows.values if rows is not None else None
 
 
 def _right(rows: Any) -> bool:
