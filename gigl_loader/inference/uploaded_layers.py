@@ -175,9 +175,8 @@ class LayerUploads:
                     fetch.run(lambda nbytes: None)
             except ConfigError as error:  # damaged, or another run removed it
                 logger.warning("layer %d is computed again: %s", layer, error)
-                self._storage.remove(
-                    [note_name]
-                )  # or it would pass for one of what is uploaded next
+                # or it would pass for the note of what is uploaded next
+                self._storage.remove([note_name])
                 path.with_name(f"{path.name}.part").unlink(missing_ok=True)
                 return
         results.adopt(layer, note.chunks)
