@@ -209,14 +209,14 @@ def test_a_layer_that_computes_nothing_for_a_type_is_known_to_the_next_machine(
     data["user"].x, data["item"].x = torch.rand(6, 2), torch.rand(9, 2)
     data["user", "buys", "item"].edge_index = torch.randint(6, (2, 30))
     data["item", "in", "item"].edge_index = torch.randint(9, (2, 30))
-    seen: list[int] = []
+    seen: list[tuple[int, str]] = []
 
     def layer(index: int, stops: bool) -> Any:
         def compute(x: Any, edge_index: Any, num_dst: Any) -> Any:
             if stops:
                 raise KeyboardInterrupt
+            seen.extend((index, name) for name in num_dst)
             if "item" in num_dst:
-                seen.append(index)
                 return {"item": x["item"][: num_dst["item"]] + index + 1}
             return {}
 
@@ -231,11 +231,11 @@ def test_a_layer_that_computes_nothing_for_a_type_is_known_to_the_next_machine(
 
     with pytest.raises(KeyboardInterrupt):
         run(True)
-    assert seen == [0]
+    assert seen == [(0, "item"), (0, "user")]
     names = {f"item/{name}" for name in LAYER_0} | {"user/_part-00000.layer0.note"}
     assert {*ObjectFolder(storage.url).sizes()} == names
     lose_machine()
     found = run(False)
-    assert seen == [1]
+    assert seen == [(1, "item"), (1, "user")]
     assert torch.equal(found["item"].values, data["item"].x + 1 + 2)
     assert not [name for name in ObjectFolder(storage.url).sizes() if "layer" in name]
