@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import FrameType
@@ -102,7 +102,7 @@ class Endpoint(Presence):
         self._listener = Listener(
             host, port, security, self._table(), f"storage server {server.server_rank}",
             on_peer=self._came, on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
-            silence_s=patience_s,
+            silence_s=patience_s, party_of=lambda peer: scope_of(self._client_of(peer)),
         )  # fmt: skip
         self._listens(self._listener.address, self._listener.incarnation)
 
@@ -148,20 +148,23 @@ class Endpoint(Presence):
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def _client_of(self, peer: Peer) -> Member | None:
+    def _member_of(self, peer: Peer) -> Member | None:
         member = self._attendance.find(peer.session, 0)
         return member if member is not None and member.join.role is Role.CLIENT else None
 
-    def _fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
+    def _client_of(self, peer: Peer) -> Hashable:
         member = self._attendance.members.get(peer.session)
-        token = caller.set(Visitor(peer.session) if member is None else member.client)
+        return Visitor(peer.session) if member is None else member.client
+
+    def _fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
+        token = caller.set(self._client_of(peer))
         try:
             return self._sender.fetch(request, peer)
         finally:
             caller.reset(token)
 
     def _call(self, call: Call, request: Any, peer: Peer) -> Any:
-        member = self._client_of(peer)
+        member = self._member_of(peer)
         # a peer that has not joined, like `gigl-loader status`, is a visitor
         token = caller.set(Visitor(peer.session) if member is None else member.client)
         who = {} if member is None else {"job": member.join.job_name, "rank": member.join.rank}

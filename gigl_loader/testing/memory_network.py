@@ -11,7 +11,7 @@ import itertools
 import math
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -153,6 +153,7 @@ class MemoryListener:
         max_ask_bytes: int = 1 << 30,
         silence_s: float = 10.0,
         incarnation: int | None = None,
+        party_of: Callable[[Peer], Hashable] | None = None,
     ) -> None:
         self.incarnation = incarnation or random_incarnation()
         self.address, self.security, self.name = address, security, name

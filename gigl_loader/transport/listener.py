@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,7 @@ from gigl_loader.transport.codec import decode
 from gigl_loader.transport.failures import EndReason, describe, one_line
 from gigl_loader.transport.handshake import MOST_OF_NAME, Goodbye, Hello, admit, farewell
 from gigl_loader.transport.security import Security
+from gigl_loader.transport.shares import LOOK_S, SMALL_BYTES, ByteShares
 from gigl_loader.transport.sockets import Spare, accepted, close_in_children, raise_limit
 from gigl_loader.transport.stream import (
     ALIVE_FRAME,
@@ -38,6 +39,7 @@ from gigl_loader.transport.stream import (
     Frame,
     FrameKind,
     Stream,
+    cut_front,
     drive,
     pack,
     read_frame,
@@ -118,6 +120,8 @@ class Listener:
             this object owns it from here on.
         incarnation: Identity of this process, above 0: callers repeat no request to another
             process. None: random. A process that continues another one's work gives the same.
+        party_of: Returns the party that a caller belongs to. Responses to several parties share a
+            full link by parties and not by connections; see `ByteShares`. None: all are one.
 
     Raises:
         ConfigError: The listener would be open to strangers, or cannot listen there.
@@ -139,6 +143,7 @@ class Listener:
         handshake_s: float | None = None,
         inherits: int | None = None,
         incarnation: int | None = None,
+        party_of: Callable[[Peer], Hashable] | None = None,
     ) -> None:
         security.check_listener(address)  # before there is anything to close
         self.name, self.security, self.table = name, security, dict(table)
@@ -149,6 +154,7 @@ class Listener:
         self.incarnation = incarnation or random_incarnation()
         self.on_peer = on_peer or (lambda peer: None)
         self.on_end = on_end or (lambda peer, end: None)
+        self.party_of, self.shares = party_of or (lambda peer: None), ByteShares()
         self._lock = threading.Lock()  # guards the connections and the counters
         self._connections: dict[int, _PeerConnection] = {}  # by descriptor
         self._refused: Counter[str] = Counter()
@@ -478,11 +484,38 @@ class _PeerConnection:
                 return
             views = pack(FrameKind.ERROR, describe(error))
         with self.stream.send_lock:
-            while not self.stream.push(views):
-                # a caller may take any time to read while its machine acknowledges
-                ready = self.stream.wait(select.POLLOUT, 1.0)
-                if not ready and self.stream.vanished(self._listener.silence_s):
-                    raise _SilentError
+            nbytes = sum(view.nbytes for view in views)
+            if nbytes < SMALL_BYTES:
+                self._push(views, lambda: 1.0)
+            else:
+                self._push_in_turns(views, nbytes, peer)
+
+    def _push_in_turns(self, views: list[memoryview], nbytes: int, peer: Peer) -> None:
+        party = self._listener.party_of(peer)
+        with self._listener.shares.sending(
+            party, nbytes, self.stream.newly_acknowledged
+        ) as sending:
+
+            def look() -> float:
+                sending.look()
+                return LOOK_S if sending.turn_bytes else 1.0
+
+            while views:
+                may_send = sending.take()
+                if may_send:
+                    self.stream.keep_unsent(sending.turn_bytes)
+                    self._push(cut_front(views, may_send), look)
+                    sending.look()
+                elif peer.gone.is_set():
+                    raise EOFError("the caller is gone")
+
+    def _push(self, views: list[memoryview], patience: Callable[[], float]) -> None:
+        """Send all of ``views``; ``patience`` is called before each wait and returns its limit."""
+        while not self.stream.push(views):
+            # a caller may take any time to read while its machine acknowledges
+            ready = self.stream.wait(select.POLLOUT, patience())
+            if not ready and self.stream.vanished(self._listener.silence_s):
+                raise _SilentError
 
     def _call(self, frame: Frame, peer: Peer) -> Any:
         method = self._listener.table.get(frame.method)

@@ -12,11 +12,13 @@ before memory is taken for them.
 import contextlib
 import enum
 import errno
+import fcntl
 import os
 import select
 import socket
 import ssl
 import struct
+import termios
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -53,6 +55,7 @@ _IOVECS = 512  # per system call; the kernel takes 1024
 _CHUNK = 256 << 10
 _STRANGERS_CHUNK = 16 << 10  # until TLS is up, so that thousands of strangers take little memory
 _TCP_INFO = struct.Struct("<8B14I")  # the head of Linux's struct tcp_info
+_TCP_NOTSENT_LOWAT = 25  # of linux/tcp.h
 
 Room = Callable[[list[IncomingArray]], list[Array]]
 Steps = Generator[None, None, Any]
@@ -123,6 +126,8 @@ class Stream:
         self.first_bytes = b""
         """The peer's first bytes before decryption, for messages about refusals."""
         self._left: list[memoryview] = []  # accepted for sending, not yet taken by the kernel
+        self._taken = 0  # bytes that the kernel took
+        self._acknowledged = self._most_unsent = 0
         self._tls: ssl.SSLObject | None = None
         self._tls_lock = threading.Lock()  # OpenSSL: one thread at a time in an SSL object
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -166,8 +171,33 @@ class Stream:
                 sent = self.sock.sendmsg(self._left[:_IOVECS], [], socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return False
+            self._taken += sent
             _advance(self._left, sent)
         return True
+
+    def newly_acknowledged(self) -> int:
+        """Return how many bytes the peer's machine has received since the last call.
+
+        For one thread at a time.
+
+        Raises:
+            OSError: The connection is closed.
+        """
+        (queued,) = struct.unpack("i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))
+        # on a connection that has ended, the kernel counts one more for the end itself
+        acknowledged = max(self._acknowledged, self._taken - int(queued))
+        before, self._acknowledged = self._acknowledged, acknowledged
+        return acknowledged - before
+
+    def keep_unsent(self, most: int) -> None:
+        """Choose how many bytes the kernel should keep that it has not sent; 0: as it likes.
+
+        It sends those whatever others wait for; keeping few takes more system calls.
+        """
+        if most != self._most_unsent:
+            self._most_unsent = most
+            with contextlib.suppress(OSError):  # a kernel that knows no such limit
+                self.sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, most)
 
     def _encrypt(self, tls: ssl.SSLObject, views: list[memoryview]) -> None:
         """Encrypt up to one chunk of ``views`` into records that wait to be sent."""
@@ -352,6 +382,18 @@ def _advance(views: list[memoryview], done: int) -> None:
     del views[:whole]
     if done:
         views[0] = views[0][done:]
+
+
+def cut_front(views: list[memoryview], nbytes: int) -> list[memoryview]:
+    """Take up to ``nbytes`` bytes from the front of ``views``, which shrinks; return them."""
+    front: list[memoryview] = []
+    for view in views:
+        if nbytes <= 0:
+            break
+        front.append(view[:nbytes])
+        nbytes -= view.nbytes
+    _advance(views, sum(view.nbytes for view in front))
+    return front
 
 
 def drive(steps: Steps, stream: Stream, patience: Callable[[], float]) -> Any:

@@ -50,12 +50,12 @@ def serve() -> None:
 
 
 @contextlib.contextmanager
-def slow_namespace(rate: str) -> Iterator[str]:
+def slow_namespace(rate: str, queue: str = "burst 32kb latency 400ms") -> Iterator[str]:
     """Give the name of a network namespace that a link of ``rate`` leads to."""
     name = f"slow{os.getpid()}"
     near, far = f"{name}n", f"{name}f"
     try:
-        shape = f"root tbf rate {rate} burst 32kb latency 400ms"
+        shape = f"root tbf rate {rate} {queue}"
         for line in (
             f"ip netns add {name}",
             f"ip link add {near} type veth peer name {far} netns {name}",
