@@ -154,7 +154,7 @@ class ByteShares:
         return [
             one
             for one in self._parties.values()
-            if one is not party and now - one.seen_at < _FORGET_S
+            if one is not party and (one.waiting or now - one.seen_at < _FORGET_S)
         ]
 
     def _hand_out(self, now: float) -> None:
@@ -182,7 +182,7 @@ class ByteShares:
         sending.left -= handed
         sending.handed = sending.turn = handed
         sending.waits_since, sending.turn_bytes = None, turn_bytes
-        self._note_progress(sending.party, now)
+        sending.party.seen_at = now  # it has not come back: it may have waited here
         sending.party.count += handed
         sending.woken.set()
 

@@ -7,8 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from gigl_loader import DistDataset, GraphStoreInfo, RemoteDistDataset, testing
+from gigl_loader import (
+    CustomSamplerOptions,
+    DistDataset,
+    GraphStoreInfo,
+    RemoteDistDataset,
+    testing,
+)
+from gigl_loader.message import META
 from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import TinyGraph, free_port
 from gigl_loader.testing.local_processes import (
     MakePartition,
@@ -68,7 +76,16 @@ class FailingSampler(NeighborSampler):
         return super().sample(request)
 
 
-SAMPLERS = ("store_cluster", "test_epochs")
+class WideSampler(NeighborSampler):
+    """Adds 4 MB per seed: more than the system takes for a process that does not read."""
+
+    def sample(self, request: Any) -> Any:
+        seeds = request.seeds.repeat(500_000)
+        return [*super().sample(request), Field.of(f"{META}wide", seeds)]
+
+
+WIDE = CustomSamplerOptions("store_cluster.WideSampler")
+SAMPLERS = ("store_cluster",)
 
 
 def serve(info: GraphStoreInfo, rank: int, num_jobs: int | None = 1, **how: Any) -> None:

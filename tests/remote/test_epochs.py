@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from store_cluster import compute, info_of, processes, serve, share_of_each_server, tiny_graph
+from store_cluster import (
+    WIDE,
+    compute,
+    info_of,
+    processes,
+    serve,
+    share_of_each_server,
+    tiny_graph,
+)
 from support.glt import NodeSamplerInput
 
-from gigl_loader import CustomSamplerOptions, DistNeighborLoader, RemoteDistDataset
+from gigl_loader import DistNeighborLoader, RemoteDistDataset
 from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.message import META
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import Field
 from gigl_loader.server import storage_process
 from gigl_loader.testing import Footprint, batch_tensors, one_rank, wait_until
 from gigl_loader.workers.pool import process_state
@@ -28,16 +33,6 @@ pytestmark = pytest.mark.multiprocess
 
 HOW: dict[str, Any] = {"batch_size": 2, "seed": 7, "timeout": 60.0}
 NODE_TYPE = "default_homogeneous_node_type"
-
-
-class WideSampler(NeighborSampler):
-    """Adds 4 MB per seed: more than the system takes for a process that does not read."""
-
-    def extra_fields(self, request):
-        return [Field.of(f"{META}wide", request.seeds.repeat(500_000))]
-
-
-WIDE = CustomSamplerOptions("test_epochs.WideSampler")
 
 
 def _serve(info, rank, folder):

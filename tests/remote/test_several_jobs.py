@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 import torch
 from in_process import SECURITY, channel_of, create, joined, start, storage, take
-from store_cluster import HOST, compute, free_port, info_of, processes, serve, tiny_partition
+from store_cluster import (
+    HOST,
+    WIDE,
+    compute,
+    free_port,
+    info_of,
+    processes,
+    serve,
+    tiny_partition,
+)
 from support.glt import RemoteDistSamplingWorkerOptions
 
 from gigl_loader import (
@@ -28,6 +37,7 @@ from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.commands import status, stop_job
 from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError
 from gigl_loader.graph_store import RemoteReceivingChannel
+from gigl_loader.server.jobs import JobId
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import batch_digest, wait_until
@@ -82,6 +92,17 @@ def test_jobs_of_one_key_and_one_request_have_producers_of_their_own() -> None:
             wait_until(partial(_has_producers, endpoint, 1), "the first job's producer has ended")
         assert [[*e.server.status()["producers"]] for e in endpoints] == [[n] for n in theirs]
         wait_until(lambda: endpoints[0].jobs_served == 1, "it is counted")
+
+
+def test_what_is_sent_to_a_job_is_counted_under_its_name() -> None:
+    with storage() as (endpoint,), ExitStack() as stack:
+        for name in ("infer", "train"):
+            cluster = stack.enter_context(joined(endpoint.address, job_name=name))
+            (producer,) = create(cluster, sampler_options=WIDE)
+            call = partial(cluster.connection(0).call, producer_id=producer)
+            call("start_new_epoch_sampling", epoch=0, request=None).result(60)
+            call("fetch_one_sampled_message", consumer=0).result(60)
+        assert {*endpoint._listener.shares._parties} >= {JobId("infer", 0), JobId("train", 1)}
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from store_cluster import compute, info_of, processes, serve, share_of_each_server
+from store_cluster import WIDE, compute, info_of, processes, serve, share_of_each_server
 
 from gigl_loader import DistNeighborLoader, RemoteDistDataset
 from gigl_loader.client.client import call_server
 from gigl_loader.client.connection import result_of
 from gigl_loader.errors import PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer, request_server
+from gigl_loader.options import SAME_MEMORY_VARIABLE
 from gigl_loader.testing import Footprint, wait_until
 from gigl_loader.wire import membership
 from gigl_loader.workers.pool import process_state
@@ -184,7 +185,7 @@ def test_servers_that_are_late_stopped_and_told_to_end(tmp_path):
 def _takes_all(info, rank, folder):
     """Take this rank's half; rank 1 is stopped in the middle, and goes on when told."""
     seeds = share_of_each_server(info, rank, 2)
-    with _loader(info, rank, seeds, batch_size=2) as loader:
+    with _loader(info, rank, seeds, batch_size=2, sampler_options=WIDE) as loader:
         found = []
         for number, batch in enumerate(loader):
             found += batch.batch.tolist()
@@ -196,12 +197,15 @@ def _takes_all(info, rank, folder):
 
 
 def _other_job(info, rank, folder):
-    with _loader(info, rank, RemoteDistDataset(info, rank).fetch_node_ids()) as loader:
-        assert len(list(loader)) == 60
+    nodes = RemoteDistDataset(info, rank).fetch_node_ids()
+    with _loader(info, rank, nodes, sampler_options=WIDE) as loader:
+        assert sum(1 for _ in loader) == 60
     assert not (folder / "rank 1 has all").exists(), "it waited for nobody of the first job"
 
 
-def test_a_stopped_client_delays_no_other_rank_and_no_other_job(tmp_path):
+def test_a_stopped_client_delays_no_other_rank_and_no_other_job(tmp_path, monkeypatch):
+    """Though its batches are sent, and are larger than what the system takes for it."""
+    monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")
     info = info_of(1, 2)
     with processes(tmp_path) as started:
         server = started.start(serve, info, 0, 2)

@@ -16,6 +16,7 @@ from service import SECURITIES
 from support.draws import examples
 
 from gigl_loader.errors import ProtocolError
+from gigl_loader.testing import wait_until
 from gigl_loader.transport.codec import IncomingArray, decode, encode
 from gigl_loader.transport.stream import (
     KNOCK_FRAME,
@@ -25,6 +26,7 @@ from gigl_loader.transport.stream import (
     Stream,
     _advance,
     check_opening,
+    cut_front,
     drive,
     pack,
     read_frame,
@@ -116,6 +118,47 @@ def test_advance_drops_the_first_bytes(pieces: list[bytes], data: st.DataObject)
     views = [memoryview(piece) for piece in pieces]
     _advance(views, done)
     assert b"".join(views) == whole[done:]
+
+
+@given(st.lists(st.binary(max_size=6), max_size=6), st.integers(0, 40))
+def test_cut_front_takes_the_first_bytes(pieces: list[bytes], nbytes: int) -> None:
+    whole = b"".join(pieces)
+    views = [memoryview(piece) for piece in pieces]
+    assert b"".join(cut_front(views, nbytes)) == whole[:nbytes]
+    assert b"".join(views) == whole[nbytes:]
+
+
+@pytest.mark.parametrize("mode", SECURITIES)
+def test_what_the_peer_has_received_is_counted_once(mode: str) -> None:
+    with pair(mode) as (one, other):
+        arrived = lambda: one.newly_acknowledged() >= 0 and one._acknowledged == one._taken  # noqa: E731
+        wait_until(arrived, "the handshake is over")
+        one.keep_unsent(64 << 10)
+        total, counted, before = 3 << 20, 0, one._taken
+        views = [memoryview(bytes(total))]
+        found = memoryview(bytearray(total))
+        steps = other.fill([found])
+        while not one.push(views):
+            counted += one.newly_acknowledged()
+            assert next(steps, None) is None
+        finish(steps, other)
+        deadline = time.monotonic() + LONG_S
+        while counted < one._taken - before and time.monotonic() < deadline:
+            counted += one.newly_acknowledged()
+        assert counted == one._taken - before >= total
+        assert one.newly_acknowledged() == 0
+
+
+@pytest.mark.parametrize("unsent", [64 << 10, 256 << 10])
+def test_the_kernel_keeps_no_more_unsent_than_it_is_told(unsent: int) -> None:
+    with pair() as (one, _):
+        one.keep_unsent(unsent)
+        views = [memoryview(bytes(32 << 20))]
+        assert not one.push(views), "nobody reads"
+        taken = one._taken
+        one.keep_unsent(0)
+        assert not one.push(views)
+        assert one._taken - taken > unsent, "as much as it likes"
 
 
 @pytest.mark.parametrize("mode", SECURITIES)

@@ -111,7 +111,9 @@ def main() -> None:
     if given.serve:
         serve(given.serve == "by job")
         return
-    print("| | shared | share of the job with fewer connections | MB/s of both |\n|---|---|---|---|")
+    print(
+        "| | shared | share of the job with fewer connections | MB/s of both |\n|---|---|---|---|"
+    )
     with slow_namespace(given.rate, queue="burst 1mb latency 50ms") as namespace:
         choice = f"sysctl -qw net.ipv4.tcp_congestion_control={given.congestion}"
         if given.congestion:
