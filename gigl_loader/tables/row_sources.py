@@ -1,9 +1,9 @@
-"""Where the rows of a table come from, if not from Parquet files, which are read in place.
+"""Where the rows of a table come from, if not from Parquet files that the user names.
 
 A `RowSource` is a CSV file, a version of a Delta or Iceberg table, or a stream of Arrow batches.
-Its rows are written once to Parquet files in the scratch directory, in bounded memory. All later
-code reads those, also tasks in other processes. So a source is read once over the network, and a
-version may be removed from its table meanwhile.
+Later code, also tasks in other processes, reads Parquet files: those of a version, if they have
+exactly its rows (`files_in_place`). Else the rows are written once to files in the scratch
+directory, in bounded memory.
 """
 
 import itertools
@@ -19,11 +19,20 @@ import pyarrow.parquet as pq
 
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, first_line
 from gigl_loader.tables.engine_sql import quoted_name, to_read
+from gigl_loader.tables.files_in_place import can_be_read_in_place
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import EdgeTable, NodeTable, columns_used, is_files
 
 _COMPARED_ROWS = 8
 """Rows at the start of a stream that two reads must agree on."""
+_IN_PLACE_FEATURES = frozenset(
+    ("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint",
+     "vacuumProtocolCheck")
+)  # fmt: skip
+"""What may be in use in a Delta table whose files are read in place: looked at here, or in the
+files, or of no concern to rows."""
+_MOST_MASKED_ROWS = 100_000_000
+"""Rows of a Delta table that are looked at for deleted ones, with at most a byte for each."""
 
 Opened = tuple[Any, Iterator[Any]]
 """The Arrow schema of a source, and its record batches."""
@@ -45,6 +54,10 @@ class RowSource(ABC):
     @abstractmethod
     def open(self, columns: list[str] | None) -> AbstractContextManager[Opened]:
         """Return a context of the schema and the batches of some columns; None: of all."""
+
+    def parquet_files(self, columns: list[str]) -> list[str] | None:
+        """Return paths of Parquet files with the rows of `open`, in its order; None: copy them."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,40 @@ class DeltaVersion(TableVersion):
             reader = pa.RecordBatchReader.from_stream(stream)
         yield reader.schema, _guarded(self.name, reader)
 
+    def parquet_files(self, columns: list[str]) -> list[str] | None:
+        """See `RowSource`; a version with deleted rows or renamed columns has none."""
+        table = _open_delta(self.delta, self.version)
+        facts = table.metadata()
+        self._check_same(facts.id)
+        # A file may have a partition column, too, but the log tells its values.
+        if (
+            facts.configuration.get("delta.columnMapping.mode", "none") != "none"
+            or not set(columns).isdisjoint(facts.partition_columns)
+            or not _IN_PLACE_FEATURES.issuperset(table.protocol().reader_features or ())
+        ):
+            return None
+        with _reading(self.name):
+            if _may_have_deleted_rows(table):
+                return None
+            schema = pa.schema(table.schema().to_arrow())
+            wanted = pa.schema([schema.field(name) for name in columns])
+            # In the order of the log, as `open` reads them.
+            paths, sizes = table.file_uris(), pa.table(table.get_add_actions())["size_bytes"]
+            return paths if can_be_read_in_place(paths, sizes.to_pylist(), wanted) else None
+
+
+def _may_have_deleted_rows(table: Any) -> bool:
+    """Return False if no file of a Delta table has a deletion vector."""
+    if "deletionVectors" not in (table.protocol().reader_features or ()):
+        return False
+    # deltalake tells which files have one with a byte for each of their rows.
+    counts = pa.table(table.get_add_actions())["num_records"].to_pylist()
+    if None in counts or sum(counts) > _MOST_MASKED_ROWS:
+        return True
+    return any(
+        batch.num_rows for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors())
+    )
+
 
 def _open_delta(path: str, version: int | None) -> Any:
     try:
@@ -190,16 +237,40 @@ class IcebergSnapshot(TableVersion):
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan
 
-        if self.snapshot is None:
-            return
-        _snapshot(table, self.iceberg, self.snapshot)
-        # A file at a time: `to_arrow_batch_reader` reads all files at once into memory. By name,
-        # since a catalogue that plans scans itself promises no order.
+        # A file at a time: `to_arrow_batch_reader` reads all files at once into memory.
         scan = ArrowScan(table.metadata, table.io, fields, AlwaysTrue())
-        tasks = table.scan(snapshot_id=self.snapshot).plan_files()
-        for task in sorted(tasks, key=lambda task: str(task.file.file_path)):
+        for task in self._files(table):
             for batch in scan.to_record_batches([task]):
                 yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+
+    def _files(self, table: Any) -> list[Any]:
+        """Return the files of the snapshot, with what was deleted from each."""
+        if self.snapshot is None:
+            return []
+        _snapshot(table, self.iceberg, self.snapshot)
+        # By name, since a catalogue that plans scans itself promises no order.
+        files = table.scan(snapshot_id=self.snapshot).plan_files()
+        return sorted(files, key=lambda task: str(task.file.file_path))
+
+    def parquet_files(self, columns: list[str]) -> list[str] | None:
+        """See `RowSource`; a snapshot with deleted rows or renamed columns has none."""
+        table = _open_iceberg(self.iceberg)
+        self._check_same(table.metadata.table_uuid)
+        from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
+        from pyiceberg.manifest import FileFormat
+
+        fields = table.schemas()[self.schema].select(*columns)
+        wanted = schema_to_pyarrow(fields, include_field_ids=False)
+        field_ids = {field.name: field.field_id for field in fields.fields}
+        paths, sizes = [], []
+        with _reading(self.name):
+            for task in self._files(table):
+                if task.delete_files or task.file.file_format != FileFormat.PARQUET:
+                    return None
+                scheme, _, path = PyArrowFileIO.parse_location(task.file.file_path)
+                paths.append(path if scheme == "file" else task.file.file_path)
+                sizes.append(task.file.file_size_in_bytes)
+            return paths if can_be_read_in_place(paths, sizes, wanted, field_ids) else None
 
 
 def _open_iceberg(name: str) -> Any:

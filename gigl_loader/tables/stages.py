@@ -64,7 +64,7 @@ from gigl_loader.tables.table_edges import (
     read_extras,
     sort_edges,
 )
-from gigl_loader.tables.table_files import Table, id_kind, stamp
+from gigl_loader.tables.table_files import Table, files_are_gone, id_kind, stamp
 
 
 class Run:
@@ -88,7 +88,7 @@ class Run:
         self._edges = {
             t: self._table(f"edges-{edge_type_str(t)}", edges_of(t), sources) for t in graph.edges
         }
-        tables = (*self._nodes.values(), *self._edges.values())
+        self._tables = tables = (*self._nodes.values(), *self._edges.values())
         names = [file.name for table in tables for file in table.files]
         names += [str(table.features) for table in graph.nodes.values() if is_npy(table.features)]
         inputs = [[name, *stamp(name)] for name in names]
@@ -125,6 +125,10 @@ class Run:
         # Half of a result from the old tables and half from the new ones would look well-formed. By
         # size and time: a comparison of the contents would take as long as a second read.
         changed = [name for name, *noted in self._inputs if stamp(name) != noted]
+        for table in self._tables:
+            lost = [file.name for file in table.files if file.name in changed]
+            if table.in_place_of is not None and lost:
+                raise files_are_gone(table.in_place_of, lost)
         if changed:
             raise ConfigError(
                 f"the tables have changed since the run began: {', '.join(changed[:3])}"

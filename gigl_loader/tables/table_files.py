@@ -53,7 +53,7 @@ class Table:
     """A table: its files in order.
 
     Args:
-        job: The run; rows that are not in Parquet files are written into its scratch directory.
+        job: The run; rows that cannot be read in place are written into its scratch directory.
         key: A name for the table, unique in the job.
         source: Paths, a `RowSource` or a ``pyarrow.Table``.
         where: Its name in errors.
@@ -67,17 +67,39 @@ class Table:
         self.where, self.filesystem = where, cast("Any", None)
         self.files: list[TableFile] = []
         self.num_rows = 0
+        self.in_place_of: str | None = None
+        """The name of the version whose files are read in place."""
         for number, given in enumerate(self._list(job, source)):
-            if isinstance(given, RowSource):
-                self._import(job, f"import/{key}/{number}", given, columns)
+            if not isinstance(given, RowSource):
+                self._add_parquet(given)
+            elif (paths := self._files_of(job, f"files/{key}", given, columns)) is not None:
+                self.in_place_of = given.name
+                for path in paths:
+                    self._add_parquet(path)
             else:
-                metadata = self._open(given, given).metadata
-                groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-                self._add(TableFile(given, given, self.num_rows, tuple(groups), metadata.num_rows))
+                self._import(job, f"import/{key}/{number}", given, columns)
         first = self.files[0]
         self.schema: Any = self._open(first.path, first.name).schema_arrow
-        for file in self.files[1:]:
+        # Files of a version are alike in the used columns, and may have had others over time.
+        for file in self.files[1:] if self.in_place_of is None else []:
             self._check_alike(file)
+
+    def _files_of(
+        self, job: ResumableJob, name: str, source: RowSource, columns: list[str] | None
+    ) -> list[str] | None:
+        """Return the Parquet files with the rows of a source; None: they must be copied."""
+        if columns is None or source.identity is None:
+            return None
+        # Noted, as the steps of a resumed run are those of these files.
+        paths: list[str] | None = job.step(name, lambda: source.parquet_files(columns))
+        if gone := [path for path in paths or [] if not os.path.exists(path)]:
+            raise files_are_gone(source.name, gone)
+        return paths
+
+    def _add_parquet(self, path: str) -> None:
+        metadata = self._open(path, path).metadata
+        groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        self._add(TableFile(path, path, self.num_rows, tuple(groups), metadata.num_rows))
 
     def _check_alike(self, file: TableFile) -> None:
         other = self._open(file.path, file.name).schema_arrow
@@ -188,6 +210,16 @@ class Table:
             f"{self.where}: column {column!r} of {file.name} {what}: {'; '.join(shown)}"
             + (f"; and {more} more" if more > 0 else "")
         )
+
+
+def files_are_gone(version: str, paths: list[str]) -> ConfigError:
+    """Return the error for files of a version that were removed while a run reads them."""
+    return ConfigError(
+        f"{version} has lost files that the run reads in place, as a vacuum or the removal of old "
+        f"snapshots would do: {', '.join(paths[:3])}{'...' if len(paths) > 3 else ''}; unfinished "
+        "work is removed: run again with a version that is kept, such as the newest, and keep its "
+        "files until the run ends"
+    )
 
 
 def stamp(path: str) -> list[int]:

@@ -1,6 +1,7 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partialmethod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,3 +58,20 @@ def run_all_but_the_end(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, 
                 partition_tables(**given)
 
     return run
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return an Iceberg catalogue in a file, which the environment describes as ``lake``."""
+    import pyiceberg.catalog
+    from pyiceberg.utils.config import Config
+
+    (tmp_path / "lake").mkdir()
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/lake/catalog.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}/lake")
+    # It reads the environment when it is imported.
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+    opened: Any = pyiceberg.catalog.load_catalog("lake")
+    opened.create_namespace("n")
+    yield opened
+    opened.close()
