@@ -35,6 +35,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 PARTS, WIDTH, FILES = 4, 64, 8
+CATALOG = "bench"
 _ROWS = 1_000_000
 """Rows of a row group, which are made at a time."""
 _TYPES = {"string": pa.string(), "int64": pa.int64()}
@@ -46,6 +47,14 @@ _DISK_SAMPLES = 10
 """Samples of memory between two of the disk, which cost more."""
 _LIMIT_SHARE = 0.65
 """Of the memory, what DuckDB is told: it goes over its limit."""
+VERSIONED = ("Delta", "Iceberg", "Delta, copied", "Iceberg, copied")
+_COPYING = """
+from gigl_loader.__main__ import main
+from gigl_loader.tables import row_sources
+row_sources.can_be_read_in_place = lambda *given: False
+raise SystemExit(main())
+"""
+"""The command, for which no version can be read in place."""
 
 
 def write_tables(folder: Path, num_nodes: int, num_edges: int, ids: str) -> int:
@@ -64,17 +73,21 @@ def write_tables(folder: Path, num_nodes: int, num_edges: int, ids: str) -> int:
     return size_of(folder)
 
 
-def write_delta(folder: Path) -> None:
-    """Write the tables once more, as Delta tables, and their nodes as Parquet of the same types."""
+def write_versioned(folder: Path) -> None:
+    """Write the tables once more: as Delta and Iceberg tables, and as Parquet of the same types."""
     import deltalake
+    from pyiceberg.catalog import load_catalog
 
+    (folder / "iceberg").mkdir()
+    catalog = load_catalog(CATALOG)
+    catalog.create_namespace("graph")
     for kind in ("nodes", "edges"):
         for i in range(FILES):
             file = pq.ParquetFile(folder / kind / f"{i}.parquet", pre_buffer=False)
             schema = pa.schema(
                 [f.with_type(_DELTA_VECTOR) if f.name == "x" else f for f in file.schema_arrow]
             )
-            plain = folder / "beside_delta" / kind / f"{i}.parquet"
+            plain = folder / "plain" / kind / f"{i}.parquet"
             plain.parent.mkdir(parents=True, exist_ok=True)
             with pq.ParquetWriter(plain, schema) as writer:
                 for batch in file.iter_batches(_ROWS):
@@ -85,6 +98,20 @@ def write_delta(folder: Path) -> None:
                 pa.RecordBatchReader.from_batches(schema, rows.iter_batches()),
                 mode="append",
             )
+            table = catalog.create_table_if_not_exists(f"graph.{kind}", schema)
+            table.append(pq.read_table(plain))
+    catalog.close()
+
+
+def describe_catalog(folder: Path) -> None:
+    """Let the processes that this one starts find the Iceberg tables in a folder, and itself.
+
+    It must not have imported pyiceberg before.
+    """
+    os.environ[f"PYICEBERG_CATALOG__{CATALOG.upper()}__URI"] = (
+        f"sqlite:///{folder}/iceberg/catalog.db"
+    )
+    os.environ[f"PYICEBERG_CATALOG__{CATALOG.upper()}__WAREHOUSE"] = f"file://{folder}/iceberg"
 
 
 def names_of(numbers: np.ndarray, num_nodes: int, ids: str) -> pa.Array:
@@ -224,45 +251,56 @@ def ours(tables: Path, folder: Path, memory: str) -> Run:
     return run(command, folder, ["out/**/*"])
 
 
-def from_file(tables: Path, key: str, folder: Path, memory: str) -> Run:
-    """Partition Parquet (``source``) or Delta tables (``delta``) that a file describes."""
+def from_file(tables: Path, kind: str, folder: Path, memory: str) -> Run:
+    """Partition tables of a kind of `VERSIONED`, which a file describes."""
+    rows = {
+        "Parquet": f"source: {tables}/plain/%s",
+        "Delta": f"delta: {tables}/delta/%s",
+        "Iceberg": f"iceberg: {CATALOG}.graph.%s",
+    }[kind.partition(",")[0]]
     description = folder.with_suffix(".yaml")
     description.write_text(
-        f"nodes: {{{key}: {tables}/nodes, features: x}}\nedges: {{{key}: {tables}/edges}}\n"
+        f"nodes: {{{rows % 'nodes'}, features: x}}\nedges: {{{rows % 'edges'}}}\n"
     )
+    program = ["-c", _COPYING] if kind.endswith("copied") else ["-m", "gigl_loader"]
     command = [
-        sys.executable, "-m", "gigl_loader", "partition", str(description), "--root",
+        sys.executable, *program, "partition", str(description), "--root",
         f"{folder}/out", "--scratch", f"{folder}/scratch", "--num-partitions", str(PARTS),
         "--method", "random", "--memory", memory, "--quiet",
     ]  # fmt: skip
     return run(command, folder, ["out/**/*"])
 
 
-def compare_delta(tables: Path, folder: Path, memory: str, rounds: int) -> list[str]:
-    """Return the lines of a table: Delta tables, and Parquet of the same rows and types."""
-    if not (tables / "delta").exists():
-        write_delta(tables)
-    given = {"Parquet": ("beside_delta", "source"), "Delta": ("delta", "delta")}
-    runs: dict[str, list[Run]] = {name: [] for name in given}
+def compare_versioned(
+    tables: Path, folder: Path, memory: str, rounds: int, kinds: list[str]
+) -> list[str]:
+    """Return the lines of a table: kinds of tables of the same rows and types, beside Parquet."""
+    describe_catalog(tables)
+    if not (tables / "iceberg").exists():
+        write_versioned(tables)
+    runs: dict[str, list[Run]] = {kind: [] for kind in ("Parquet", *kinds)}
     for number in range(rounds):
-        for name, (where, key) in given.items():
-            runs[name].append(from_file(tables / where, key, folder / "run", memory))
-            print(f"{memory}, round {number}, {name}: {runs[name][-1]}", flush=True)
-    lines = ["| tables | s | CPU s | peak GB | scratch GB |", f"|{' --- |' * 5}"]
-    means = {
-        name: [
-            statistics.median(getattr(one, figure) for one in of_kind)
-            for figure in ("seconds", "cpu_seconds", "peak_bytes", "scratch_bytes")
-        ]
-        for name, of_kind in runs.items()
+        for kind, of_kind in runs.items():
+            of_kind.append(from_file(tables, kind, folder / "run", memory))
+            print(f"{memory}, round {number}, {kind}: {of_kind[-1]}", flush=True)
+    lines = [
+        f"| tables, {memory} | s | times | CPU s | times | peak GB | times | scratch GB |",
+        f"| --- |{' ---: |' * 7}",
+    ]
+    figures = ("seconds", "cpu_seconds", "peak_bytes", "scratch_bytes")
+    medians = {
+        kind: [statistics.median(getattr(one, figure) for one in of_kind) for figure in figures]
+        for kind, of_kind in runs.items()
     }
-    for name, (seconds, cpu, peak, scratch) in means.items():
+    for kind, (seconds, cpu, peak, scratch) in medians.items():
+        times = [
+            f"{own / other:.2f}"
+            for own, other in zip(medians[kind], medians["Parquet"], strict=True)
+        ]
         lines.append(
-            f"| {name}, {memory} | {seconds:.0f} | {cpu:.1f} | {peak / 1e9:.2f} "
-            f"| {scratch / 1e9:.2f} |"
+            f"| {kind} | {seconds:.1f} | {times[0]} | {cpu:.1f} | {times[1]} | {peak / 1e9:.2f} "
+            f"| {times[2]} | {scratch / 1e9:.2f} |"
         )
-    ratios = [b / a for a, b in zip(means["Parquet"], means["Delta"], strict=True)]
-    lines.append(f"| times | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
     return lines
 
 
@@ -309,7 +347,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to be used (default: temp)")
     parser.add_argument("--tables", type=Path, help="keep the input here, and take what is there")
     parser.add_argument("--skip-plain", action="store_true", help="measure gigl-loader alone")
-    parser.add_argument("--delta", action="store_true", help="measure Delta beside Parquet alone")
+    parser.add_argument(
+        "--versioned", nargs="*", choices=VERSIONED, metavar="KIND",
+        help=f"measure such tables beside Parquet instead (default: {', '.join(VERSIONED)})",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -326,9 +367,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             tables = Path(args.tables or folder) / "tables" / ids
             nbytes = write_tables(tables, args.nodes, args.edges, ids)
-            if args.delta:
+            if args.versioned is not None:
+                kinds = args.versioned or list(VERSIONED)
                 for memory in args.memory:
-                    lines += ["", *compare_delta(tables, Path(folder), memory, args.rounds)]
+                    given = tables.absolute(), Path(folder), memory, args.rounds, kinds
+                    lines += ["", *compare_versioned(*given)]
                 continue
             lines += [
                 "", f"## {ids} ids, {nbytes / 1e9:.2f} GB of Parquet", "",
