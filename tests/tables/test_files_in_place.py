@@ -63,10 +63,10 @@ DELTA: dict[str, tuple[bool, list[pa.Table], dict[str, Any], dict[str, Any]]] = 
     "deleted rows, if any, of files of unknown length": (False, [_ends(0)], LONG, {
         "features": ["deletionVectors"], "of_files": {0: {"stats": None}}}),
     "renamed columns": (False, [_ends(0).rename_columns(["c1", "c2"])], LONG, {
-        "features": ["columnMapping"], "renamed": True,
+        "features": ["columnMapping"], "physical": ["c1", "c2"],
         "configuration": {"delta.columnMapping.mode": "name"}}),
-    "columns that have changed names": (False, [_ends(0).rename_columns(["c2", "c1"])], LONG, {
-        "features": ["columnMapping"], "renamed": True,
+    "columns that have changed names with each other": (False, [_ends(0)], LONG, {
+        "features": ["columnMapping"], "physical": ["dst", "src"],
         "configuration": {"delta.columnMapping.mode": "name"}}),
     "a partition column, whose files have other values":
         (False, [_with(_ends(0), "day", ["mon"] * 4)], {"src": "long", "day": "string"},

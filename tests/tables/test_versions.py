@@ -163,18 +163,18 @@ def test_an_iceberg_table_has_the_rows_that_its_own_reader_has(
     assert ways[True, "day"] == len(known)
     assert ways[False, "more"]
     assert ways[True, "more"]
-    newest, columns = IcebergSnapshot.of("lake.n.t", None), ["day", "target", "src"]
-    renamed = rows_in(newest, columns)
+    newest, renamed_to = IcebergSnapshot.of("lake.n.t", None), ["day", "target", "src"]
+    renamed = rows_in(newest, renamed_to)
     wanted = known[table.current_snapshot().snapshot_id]["day", "dst", "src"]
     assert sorted(renamed) == sorted(wanted), "renaming a column makes no snapshot"
-    assert newest.parquet_files(columns) is None
+    assert newest.parquet_files(renamed_to) is None
 
 
 def test_deleted_rows_and_renamed_columns_are_what_the_log_says(tmp_path: Path) -> None:
     """Spark writes such tables; `to_pyarrow_dataset` refuses them."""
     files = pa.table({"c1": list(range(8)), "c2": list("abcdefgh")})
     path = write_delta_log(
-        tmp_path / "t", [files], {"src": "long", "da y": "string"}, renamed=True,
+        tmp_path / "t", [files], {"src": "long", "da y": "string"}, physical=["c1", "c2"],
         features=["deletionVectors", "columnMapping"],
         configuration={"delta.columnMapping.mode": "name", "delta.enableDeletionVectors": "true",
                        "delta.columnMapping.maxColumnId": "2"},

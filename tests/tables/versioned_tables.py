@@ -86,7 +86,7 @@ def deletion_vector(deleted: list[int]) -> dict[str, Any]:
 
 def write_delta_log(
     folder: Path, tables: Sequence[pa.Table], types: Mapping[str, Any], *,
-    features: Sequence[str] = (), partition: str | None = None, renamed: bool = False,
+    features: Sequence[str] = (), partition: str | None = None, physical: Sequence[str] = (),
     configuration: Mapping[str, str] | None = None,
     of_files: Mapping[int, dict[str, Any]] | None = None,
 ) -> str:  # fmt: skip
@@ -98,15 +98,15 @@ def write_delta_log(
         types: The columns of the table, and their types in Delta's words.
         features: Those that a reader must know.
         partition: A partition column, whose value is ``tue``.
-        renamed: The files have ``c1``, ``c2``... in place of the names of columns.
+        physical: The names that its columns have in the files, if these are others.
         configuration: The properties of the table.
         of_files: By number of a file, more that the log says of it.
     """
     (folder / "_delta_log").mkdir(parents=True)
     fields = [
         {"name": name, "type": kind, "nullable": True, "metadata": {
-            "delta.columnMapping.id": i + 1, "delta.columnMapping.physicalName": f"c{i + 1}",
-        } if renamed else {}}
+            "delta.columnMapping.id": i + 1, "delta.columnMapping.physicalName": physical[i],
+        } if physical else {}}
         for i, (name, kind) in enumerate(types.items())
     ]  # fmt: skip
     protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
