@@ -213,12 +213,13 @@ class Table:
 
 
 def files_are_gone(version: str, paths: list[str]) -> ConfigError:
-    """Return the error for files of a version that were removed while a run reads them."""
+    """Return the error for files of a version that were removed or changed during a run."""
     return ConfigError(
-        f"{version} has lost files that the run reads in place, as a vacuum or the removal of old "
-        f"snapshots would do: {', '.join(paths[:3])}{'...' if len(paths) > 3 else ''}; unfinished "
-        "work is removed: run again with a version that is kept, such as the newest, and keep its "
-        "files until the run ends"
+        f"{version} no longer has the files that the run reads in place (a vacuum, or the removal "
+        f"of old snapshots, does that): {', '.join(paths[:3])}{'...' if len(paths) > 3 else ''} "
+        f"{'was' if len(paths) == 1 else 'were'} removed or changed; unfinished work is removed: "
+        "run again with a version that is kept, such as the newest, and keep its files until the "
+        "run ends"
     )
 
 
