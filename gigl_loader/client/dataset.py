@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -227,6 +228,22 @@ class RemoteDistDataset:
             server: HeldSeeds([replace(part, count=counts[server])], node_type)
             for server, part in parts.items()
         }
+
+    def fetch_ids_of(self, held: HeldSeeds) -> Tensor:
+        """Return the ids of seeds that stay on the servers, ``[len(held)]`` int64, part by part.
+
+        Raises:
+            ConfigError: They have changed since they were counted, or cannot be read.
+        """
+        each = {part.server: {"part": part, "node_type": held.input_type} for part in held.parts}
+        ids = self._ask_each("get_seeds", each)
+        for part in held.parts:
+            if ids[part.server].numel() != part.count:
+                raise ConfigError(
+                    f"storage server {part.server} has {ids[part.server].numel()} seeds of {part}: "
+                    "they have changed since they were counted; build the loader again"
+                )
+        return torch.cat([torch.empty(0, dtype=torch.int64), *ids.values()])
 
     def fetch_ablp_input(
         self,

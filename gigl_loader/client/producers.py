@@ -468,11 +468,10 @@ def concatenated(inputs: Sequence[NodeSamplerInput]) -> NodeSamplerInput:
     types = {server_input.input_type for server_input in inputs}
     if len(types) > 1:
         raise ConfigError(f"the inputs of the storage servers are of several types: {types}")
-    if (held := joined(inputs)) is not None:
-        return held
-    whole = NodeSamplerInput(
-        torch.cat([server_input.node.cpu() for server_input in inputs]), types.pop()
-    )
+    whole: NodeSamplerInput | None = joined(inputs)
+    if whole is None:
+        nodes = torch.cat([server_input.node.cpu() for server_input in inputs])
+        whole = NodeSamplerInput(nodes, types.pop())
     # GLT's own class has no such attribute
     extras = [getattr(server_input, "extra", None) or {} for server_input in inputs]
     # sorted below, as all ranks that share a producer must get the same digest

@@ -21,7 +21,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.message import SEED_GROUP
-from gigl_loader.source.held_seeds import HeldSeeds
+from gigl_loader.source.held_seeds import joined
 
 logger = logging.getLogger(__name__)
 
@@ -105,15 +105,15 @@ class GroupSource:
             groups_per_batch: Groups that are mixed at a time.
 
         Raises:
-            ConfigError: The servers hold the seeds, or the attribute has no groups.
+            ConfigError: The attribute has no groups, or seeds that the servers hold have changed.
             PeerError: A rank ended, or a storage server.
         """
-        if any(isinstance(seeds, HeldSeeds) for seeds in inputs):
-            raise ConfigError(
-                'shuffle="groups" needs the seeds\' ids, and these stay on the storage servers: '
-                "give input_nodes as RemoteDistDataset.fetch_node_ids returns them"
-            )
-        seeds = torch.cat([server_input.node.cpu() for server_input in inputs])
+        held = joined(inputs)
+        seeds = (
+            torch.cat([server_input.node.cpu() for server_input in inputs])
+            if held is None
+            else dataset.fetch_ids_of(held)
+        )
         count, groups = _numbered(self._groups_of(seeds, dataset))
         if count <= groups_per_batch:
             logger.warning(

@@ -115,15 +115,10 @@ class GLTAnswers(PartitionSignatures):
 
     @override
     def get_num_seeds(self, part: HeldPart, node_type: NodeType | None = None) -> int:
-        return self.read_seeds(part, node_type).numel()
+        return self.get_seeds(part, node_type).numel()
 
-    def read_seeds(self, part: HeldPart, node_type: NodeType | None) -> Tensor:
-        """Return the ids of a part, ``[n]`` int64.
-
-        Raises:
-            ConfigError: The graph has no such split or type; clients may not name files here, or
-                the file is none with ids of this type.
-        """
+    @override
+    def get_seeds(self, part: HeldPart, node_type: NodeType | None = None) -> Tensor:
         if part.path is None:
             name = None if node_type == DEFAULT_HOMOGENEOUS_NODE_TYPE else node_type
             request = NodeIdsRequest(split=part.split, node_type=name, server=part.server)
@@ -155,7 +150,7 @@ class GLTAnswers(PartitionSignatures):
         own = {}
         for number, part in enumerate(seeds.parts):
             if reader_of(part.server, servers, self.num_partitions) == self.server_rank:
-                own[number] = self.read_seeds(part, seeds.input_type)
+                own[number] = self.get_seeds(part, seeds.input_type)
                 if own[number].numel() != part.count:
                     raise ConfigError(
                         f"storage server {self.server_rank} has {own[number].numel()} seeds of "

@@ -243,7 +243,7 @@ class StorageService(PartitionAnswers, DistServer):
                 parts[number] = torch.from_numpy(ids.copy())
         nodes = torch.cat([parts[number] for number in sorted(parts)])
         whole = NodeSamplerInput(nodes, sampler_input.input_type)
-        whole.extra = {}
+        whole.extra = sampler_input.extra
         return whole
 
     def _rendezvous(self, request: ProducerRequest) -> Rendezvous | None:

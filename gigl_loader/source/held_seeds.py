@@ -1,6 +1,8 @@
-"""Seeds that stay on storage servers: each server reads its own, and no compute process has them.
+"""Seeds that stay on storage servers: each server reads its own.
 
-The servers of a producer tell each other what they read, so that each can sample any batch.
+The servers of a producer tell each other what they read, so that each can sample any batch. Compute
+processes do not have the ids. With ``shuffle="groups"`` they fetch them once, to find the groups of
+the seeds, which they send to the servers as a column.
 """
 
 from collections.abc import Sequence
@@ -8,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from gigl_loader._glt import NodeSamplerInput
@@ -73,11 +76,15 @@ class HeldPart:
 
 
 class HeldSeeds(NodeSamplerInput):
-    """A sampler's input that the servers hold: as long as it is there, with no id here."""
+    """A sampler's input that the servers hold: as long as it is there, with no id here.
+
+    Its columns, in ``extra``, are here: they have a row for each seed, part by part.
+    """
 
     def __init__(self, parts: Sequence[HeldPart], input_type: NodeType | None) -> None:
         super().__init__(torch.empty(0, dtype=torch.int64), input_type)
-        self.parts, self.extra = tuple(parts), {}  # type: ignore[var-annotated]
+        self.parts = tuple(parts)
+        self.extra: dict[str, Tensor] = {}
 
     @override
     def __len__(self) -> int:
@@ -85,7 +92,10 @@ class HeldSeeds(NodeSamplerInput):
 
 
 def joined(inputs: Sequence[NodeSamplerInput]) -> HeldSeeds | None:
-    """Return the inputs of all servers as one, if they are held there; None: they are here."""
+    """Return the inputs of all servers as one, if they are held there; None: they are here.
+
+    Columns are left out; `gigl_loader.client.producers.concatenated` joins those.
+    """
     held = [seeds for seeds in inputs if isinstance(seeds, HeldSeeds)]
     if not held:
         return None

@@ -127,9 +127,11 @@ class InputMessage:
     @property
     def result(self) -> NodeSamplerInput:
         """The input."""
-        if self.held:
-            return HeldSeeds(self.held, self.input_type)
-        sampler_input = NodeSamplerInput(self.node.result, self.input_type)
+        sampler_input = (
+            HeldSeeds(self.held, self.input_type)
+            if self.held
+            else NodeSamplerInput(self.node.result, self.input_type)
+        )
         sampler_input.extra = {name: column.result for name, column in self.extra.items()}
         return sampler_input
 

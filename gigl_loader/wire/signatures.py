@@ -196,7 +196,17 @@ class PartitionSignatures(ABC):
         """Return how many seeds a server reads itself.
 
         Raises:
-            ConfigError: They cannot be read.
+            ConfigError: As `get_seeds`.
+        """
+
+    @served
+    @abstractmethod
+    def get_seeds(self, part: HeldPart, node_type: NodeType | None = None) -> Tensor:
+        """Return the ids of the seeds that a server reads itself, ``[n]`` int64.
+
+        Raises:
+            ConfigError: The graph has no such split or type; clients may not name files there, or
+                the file is none with ids of this type.
         """
 
     @served
