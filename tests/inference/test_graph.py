@@ -1,5 +1,6 @@
 """One rank's part of the graph as PyG's `Data`, and whose output is wanted."""
 
+from dataclasses import replace
 from typing import Any
 
 import full_jobs
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import COMMUNITY
 from gigl_loader.errors import ConfigError
 from gigl_loader.inference.local_graph import LocalGraph, local_graph, message_types
 
@@ -71,6 +73,32 @@ def test_a_typed_graph_is_a_hetero_data() -> None:
             assert torch.equal(graph.data[name].x, data[name].x[graph.data[name].n_id])
         knows = graph.data[typed_layers.KNOWS]
         assert torch.equal(knows.edge_weight, data[typed_layers.KNOWS].edge_weight[knows.e_id])
+
+
+def test_nodes_have_the_attributes_of_their_type_that_batches_have() -> None:
+    data = typed_layers.graph()
+    data["user"].age, data["item"].age = torch.arange(40) * 3, torch.arange(25) * -2
+    data["user"].joined = torch.arange(40) + 100  # of one type alone
+    data["item"].found = torch.arange(25) // 4
+
+    def partition(rank: int) -> DistDataset:
+        """Return a part whose items have communities, as partitioning writes them."""
+        part = typed_layers.partition(data, rank, 2)
+        view, made = part.view(), DistDataset(rank, 2)
+        found = view.node_attributes["item", "found"]
+        attributes = {**view.node_attributes, ("item", COMMUNITY): found}
+        made._fill(replace(view, node_attributes=attributes), {})
+        return made
+
+    for graph in _graphs(partition, 2):
+        users, items = graph.data["user"], graph.data["item"]
+        assert torch.equal(users.age, data["user"].age[users.n_id])
+        assert torch.equal(items.age, data["item"].age[items.n_id])
+        assert torch.equal(users.joined, data["user"].joined[users.n_id])
+        assert torch.equal(items.found, data["item"].found[items.n_id])
+        assert "joined" not in items
+        assert "found" not in users
+        assert COMMUNITY not in items, "it has a name that batches do not show"
 
 
 def test_nodes_of_any_owner_are_wanted_as_the_union_over_ranks() -> None:

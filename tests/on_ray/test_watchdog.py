@@ -1,11 +1,13 @@
 """What the watchdog of a graph store on Ray does, step by step, with a clock of its own."""
 
+import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gigl_loader.ray.actor import Watchdog
+from gigl_loader.ray.actor import Actor, Watchdog
 
 SERVING = {"state": "serving", "generation": 1, "pid": 10}
 
@@ -169,3 +171,30 @@ def test_a_partition_is_lost_with_the_last_of_its_servers() -> None:
     servers[2].says = RuntimeError("the last one")
     _pass(watchdog, clock, 5)
     assert "storage server 2 on Ray is lost: Ray gave it up: the last one" in str(watchdog.error)
+
+
+def test_how_ray_is_asked_about_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Ray: a kill that forbids the restart would lose the server for good."""
+    calls: list[Any] = []
+    ready: list[str] = []
+    group = {"state": "RESCHEDULING"}
+    util = SimpleNamespace(placement_group_table=lambda name: {"a group": group}[name])
+    ray = SimpleNamespace(
+        util=util,
+        wait=lambda asked, timeout: ([one for one in asked if one in ready], timeout),
+        get=lambda one: {"of": one},
+        kill=lambda actor, *, no_restart: calls.append((actor, no_restart)),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.util", util)
+    handle = SimpleNamespace(health=SimpleNamespace(remote=lambda: "a request"))
+    actor = Actor(handle, "a group")
+    actor.ask()
+    assert actor.answer() is None
+    ready.append("a request")
+    assert actor.answer() == {"of": "a request"}
+    actor.kill()
+    assert calls == [(handle, False)]
+    assert not actor.is_placed()
+    group["state"] = "CREATED"
+    assert actor.is_placed()

@@ -220,3 +220,28 @@ def test_a_holder_that_is_stopped_is_not_waited_for_for_ever() -> None:
     assert len(failed) == 1
     with lock.held(1.0) as was_abandoned:
         assert not was_abandoned
+
+
+def test_only_rows_that_did_not_come_are_given_up() -> None:
+    cache = one_table(10, 2)
+    stored = cache.tables[OWNER].stored
+    ids, others = np.array([4, 7]), np.array([1, 2])
+    row = {("node_features", OWNER[1]): np.zeros((1, 1), np.float32)}
+    user = cache.join()
+    # the last two: rows that are needed again take the place of those that are not
+    first, late, _ = (cache.add(user, {OWNER: wanted}) for wanted in (ids, others, others))
+    slots = -2 - cache.plan(first, {OWNER: ids})[OWNER]
+    assert sorted(slots.tolist()) == [0, 1], "both are to be kept"
+    cache.store(OWNER, slots[:1], ids[:1], row, np.zeros(1, np.int64))
+    cache.abandon(OWNER, slots, ids)
+    assert cache.absent(OWNER, slots, ids).tolist() == [1], "a row that came stays"
+    assert [cache.is_held(OWNER, slots[[i]], ids[[i]]) for i in range(2)] == [True, False]
+    # the slots now belong to other rows: giving up the first ones changes nothing
+    slots_of_others = -2 - cache.plan(late, {OWNER: others})[OWNER]
+    assert sorted(slots_of_others.tolist()) == [0, 1]
+    cache.store(OWNER, slots_of_others[:1], others[:1], row, np.zeros(1, np.int64))
+    before = stored.tolist()
+    cache.abandon(OWNER, slots, ids)
+    assert stored.tolist() == before
+    assert cache.absent(OWNER, slots_of_others, others).tolist() == [1]
+    assert cache.is_held(OWNER, slots_of_others[1:], others[1:]), "its row may still come"
