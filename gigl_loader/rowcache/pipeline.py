@@ -100,7 +100,7 @@ class RemoteRows:
         self._earlier = earlier
         self._positions = remote.positions
         self._fetched = np.flatnonzero(plan < 0)
-        self._cached = np.flatnonzero(plan >= 0)
+        self._set_cached(np.flatnonzero(plan >= 0))
         # rows of one matrix for other ids are under way at the same time: memory for each
         self._asked = {matrix: self._ask(matrix, self._fetched, room) for matrix in remote.matrices}
         self._copies: list[tuple[Array, dict[Matrix, Array], Array]] = []
@@ -110,6 +110,11 @@ class RemoteRows:
         self._is_there = self._is_stored = False
         if self._fetched.size and not is_alone:
             self._copy_out()
+
+    def _set_cached(self, at: Array) -> None:
+        """Set the positions of the ids whose rows are read from slots."""
+        # gathered once for each change: a batch is looked through three times or more
+        self._cached, self._slots, self._ids = at, self._plan[at], self._remote.ids[at]
 
     def _ask(self, matrix: Matrix, at: Array, room: RowMemory | None = None) -> RequestedRows:
         """Request the rows of the ids at ``at``, which ascend; None: they come to fresh memory."""
@@ -188,7 +193,7 @@ class RemoteRows:
         held = np.delete(np.arange(at.size), gone)
         self._copies.append((at[held], rows, held))
         # Ascending, as `_ask` takes the positions of repeated requests.
-        self._cached = np.sort(np.concatenate([self._cached[absent], at[gone]]))
+        self._set_cached(np.sort(np.concatenate([self._cached[absent], at[gone]])))
 
     def await_others(
         self, timeout_s: float, meanwhile: Callable[[], None] | None = None
@@ -203,8 +208,7 @@ class RemoteRows:
         Returns:
             Whether they came, or were given up by the fetching process; None if all were there.
         """
-        self._take_from_earlier()
-        if self._absent().size == 0:
+        if self._take_from_earlier().size == 0:
             return None
         deadline = time.monotonic() + timeout_s
         while (absent := self._absent()).size and time.monotonic() < deadline:
@@ -220,7 +224,7 @@ class RemoteRows:
         # Rows that were given up are no reason to wait less for the next batch; a passed deadline
         # is.
         in_time, late = time.monotonic() < deadline, self._cached[absent]
-        self._cached = np.delete(self._cached, absent)
+        self._set_cached(np.delete(self._cached, absent))
         asked = {matrix: self._ask(matrix, late) for matrix in self._asked}
         rows = {matrix: asked_rows.wait() for matrix, asked_rows in asked.items()}
         ids, everything = self._remote.ids[late], np.arange(late.size)
@@ -230,27 +234,32 @@ class RemoteRows:
         self._num_again += late.size * len(rows)
         return in_time
 
-    def _take_from_earlier(self) -> None:
-        """Take rows that lost their slots before they came from the batches that fetched them."""
+    def _take_from_earlier(self) -> Array:
+        """Take rows that lost their slots before they came from the batches that fetched them.
+
+        Returns:
+            The positions in ``_cached`` whose rows are not in their slots, nor were taken.
+        """
         earlier, self._earlier = self._earlier, ()  # or each would keep all before it
         # This batch, too: a row that it repeats may be among its fetched rows.
         for batch_rows in (*earlier, self):
             absent = self._absent()
             if absent.size == 0:
-                return
-            fetched, rows = batch_rows.fetched_rows(self._remote.ids[self._cached[absent]])
+                return absent
+            fetched, rows = batch_rows.fetched_rows(self._ids[absent])
             is_there = fetched >= 0
             if is_there.any():
                 self._copies.append((self._cached[absent[is_there]], rows, fetched[is_there]))
-                self._cached = np.delete(self._cached, absent[is_there])
+                self._set_cached(np.delete(self._cached, absent[is_there]))
+        return self._absent()
 
     def fetched_rows(self, ids: Array) -> tuple[Array, dict[Matrix, Array]]:
         """Return the fetched row of each id, -1 for none, and the rows by matrix."""
+        # Without this, memory would be read that responses are still to be written to.
+        if not self._is_there or self._fetched.size == 0:
+            return np.full(ids.size, -1), {}
         known = self._remote.ids[self._fetched]
         order = np.argsort(known)
-        # Without this, memory would be read that responses are still to be written to.
-        if not self._is_there or known.size == 0:
-            return np.full(ids.size, -1), {}
         at = order[np.minimum(np.searchsorted(known, ids, sorter=order), known.size - 1)]
         return np.where(known[at] == ids, at, -1), {m: a.rows for m, a in self._asked.items()}
 
@@ -262,23 +271,20 @@ class RemoteRows:
 
     def _absent(self) -> Array:
         """Return the positions in ``_cached`` whose rows are not in their slots."""
-        at = self._cached
-        if at.size == 0:
-            return at
-        return self._here.absent(self._owner, self._plan[at], self._remote.ids[at])
+        if self._cached.size == 0:
+            return self._cached
+        return self._here.absent(self._owner, self._slots, self._ids)
 
     def _given_up(self, absent: Array) -> bool:
         """Return whether slots of all these now belong to other rows, and will not be filled."""
-        at = self._cached[absent]
-        return not self._here.is_held(self._owner, self._plan[at], self._remote.ids[at])
+        return not self._here.is_held(self._owner, self._slots[absent], self._ids[absent])
 
     def parts(self, matrix: Matrix) -> list[Part]:
         """Return the rows, which go to their positions in the batch."""
         parts: list[Part] = []
         if self._cached.size:
             rows = self._here.rows(self._owner, matrix)
-            slots = self._plan[self._cached].astype(np.int64)
-            parts.append((rows, slots, self._positions[self._cached]))
+            parts.append((rows, self._slots.astype(np.int64), self._positions[self._cached]))
         if self._fetched.size:
             rows, at = self._asked[matrix].rows, self._fetched
             parts.append((rows, np.arange(at.size), self._positions[at]))
