@@ -1,12 +1,13 @@
 """The lines of the table of `bench_machines`, and the medians of its rounds.
 
-As a script: the medians of what ``--records`` wrote, however many runs wrote it::
+As a script: the medians of what ``--records`` wrote, however many runs wrote it; with ``--steps``
+also how many times as fast as the first step each one is::
 
-    python examples/benchmarks/network/_lines.py RECORDS...
+    python examples/benchmarks/network/_lines.py [--steps] RECORDS...
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -73,10 +74,37 @@ def medians(every: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def gains(every: list[dict[str, Any]]) -> list[str]:
+    """Return a table of steps by deployment and link: medians, and their ratio to the first one."""
+    headings = ("deployment", "link", "step", "rounds", "seeds/s per rank", "of the first",
+                "busiest link")  # fmt: skip
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    by_place: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    for one in every:
+        step = ", ".join((one["graph"], f"{one['order']} seeds", f"{one['edges']} edges"))
+        steps = by_place.setdefault((one["deployment"], one["rate"]), {})
+        steps.setdefault(step, []).append(one)
+    for place, steps in by_place.items():
+        rates = {step: [one["seeds_per_s"] for one in runs] for step, runs in steps.items()}
+        first = median(next(iter(rates.values())))
+        for step, runs in steps.items():
+            cells = (
+                *place, step, len(runs), _spread(rates[step], ",.0f"),
+                f"{median(rates[step]) / first:.2f}",
+                _spread([one["busiest_link"] for one in runs], ".0%"),
+            )  # fmt: skip
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
+
+
 def _spread(values: list[float], style: str) -> str:
     return f"{median(values):{style}} ({min(values):{style}} to {max(values):{style}})"
 
 
 if __name__ == "__main__":
-    texts = [Path(name).read_text().splitlines() for name in sys.argv[1:]]
-    print("\n".join(medians([json.loads(line) for text in texts for line in text])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", action="store_true")
+    parser.add_argument("records", nargs="+", type=Path)
+    args = parser.parse_args()
+    records = [json.loads(line) for file in args.records for line in file.read_text().splitlines()]
+    print("\n".join([*medians(records), *(["", *gains(records)] if args.steps else [])]))

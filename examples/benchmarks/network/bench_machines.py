@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from _lines import HEADINGS, line_of, medians
+from _lines import HEADINGS, gains, line_of, medians
 from _machines import LINK, UNLIMITED, Machine, machines, received_bytes
 from _watch import Watch, all_cpu_s
 
@@ -425,14 +425,17 @@ def main() -> None:
                 with args.records.open("a") as records:
                     records.write(json.dumps(found) + "\n")
     if args.rounds > 1 and not args.delay_ms:
-        print("\n".join(medians(every)))
+        print(
+            "\n".join([*medians(every), *(["", *gains(every)] if args.steps is not None else [])])
+        )
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--graphs", nargs="+", default=["uniform", "power law", "communities"])
-    parser.add_argument("--steps", action="store_true", help="a graph with communities: parts at "
-                        "random, by community; seeds in groups; all edges everywhere")  # fmt: skip
+    parser.add_argument("--steps", nargs="*", type=int, choices=range(1, len(STEPS) + 1),
+                        help="a graph with communities: 1 parts at random, 2 by community, 3 seeds "
+                        "in groups, 4 all edges everywhere; without numbers all")  # fmt: skip
     parser.add_argument("--delay-ms", type=float, default=0.0, help="time single batches over "
                         "links that take so long in each direction")  # fmt: skip
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
@@ -460,7 +463,9 @@ def _arguments() -> argparse.Namespace:
 
 def _cases(args: argparse.Namespace, folder: Path) -> Any:
     """Give the cases, round by round; each graph is written before its first one."""
-    all_steps = STEPS if args.steps else [(graph, "random", "own") for graph in args.graphs]
+    all_steps = [(graph, "random", "own") for graph in args.graphs]
+    if args.steps is not None:
+        all_steps = [STEPS[number - 1] for number in args.steps or range(1, len(STEPS) + 1)]
     for _ in range(args.rounds):
         for step, dtype, parts in itertools.product(all_steps, args.dtypes, args.parts):
             graph, order, edges = step
