@@ -141,7 +141,7 @@ def digests(batches: Any) -> list[str]:
 
 def take_some(info: Any, rank: int, folder: Path) -> None:
     """Begin the epoch as one of two ranks, and leave a state."""
-    split = dict.fromkeys(range(2), RemoteNodeSplitSamplerInput("train"))
+    split: Any = dict.fromkeys(range(2), RemoteNodeSplitSamplerInput("train"))
     with DistNeighborLoader(RemoteDistDataset(info, rank), [3, 2], split, **IN_GROUPS) as loader:
         loader.set_epoch(EPOCH)
         found = digests(islice(loader, TAKEN))
@@ -151,7 +151,7 @@ def take_some(info: Any, rank: int, folder: Path) -> None:
 def take_the_rest(info: Any, rank: int, folder: Path) -> None:
     """End the epoch as the only rank; then take two more, of seeds that stay and of their ids."""
     dataset = RemoteDistDataset(info, rank)
-    split = dict.fromkeys(range(2), RemoteNodeSplitSamplerInput("train"))
+    split: Any = dict.fromkeys(range(2), RemoteNodeSplitSamplerInput("train"))
     with DistNeighborLoader(dataset, [3, 2], split, **IN_GROUPS) as loader:
         loader.load_state_dict(torch.load(folder / "1.begun")[1])
         rest, following = digests(loader), digests(loader)
@@ -160,7 +160,7 @@ def take_the_rest(info: Any, rank: int, folder: Path) -> None:
     ) as loader:
         loader.set_epoch(EPOCH + 1)
         assert digests(loader) == following, "one order, wherever the ids are"
-    # states tell apart what is read where
+    # a state goes on only in the same groups
     with (
         DistNeighborLoader(
             dataset, [3, 2], split, **{**IN_GROUPS, "seed_groups": torch.arange(60) // 4}
