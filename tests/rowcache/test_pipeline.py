@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_cases import OWNER, cache_of, plan_of, read_fields
+from cache_cases import OWNER, cache_of, one_table, plan_of, read_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import examples
@@ -17,13 +17,13 @@ from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import PeerError
 from gigl_loader.message import BatchTicket, Field
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.look_ahead import DrawnBatch, copy_drawn
-from gigl_loader.rowcache.pipeline import Patience, Pipeline
+from gigl_loader.rowcache.look_ahead import DrawnBatch, RemoteIds, copy_drawn
+from gigl_loader.rowcache.pipeline import Patience, Pipeline, RemoteRows, RowCounts
 from gigl_loader.rowcache.tables import make_tables
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import RowsRequest, SampleRequest
 from gigl_loader.sampler.reader import GraphReader, Scratch
-from gigl_loader.sampler.row_exchange import LaterPeers
+from gigl_loader.sampler.row_exchange import LaterPeers, gather_rows
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 
 
@@ -399,3 +399,37 @@ def test_without_a_cache_all_rows_are_fetched_and_nothing_is_told() -> None:
         for dtype, shape in one.matrices.values()
     )
     assert filling.counts.nbytes == widths
+
+
+def test_rows_that_lost_their_slots_come_from_the_batch_that_fetched_them() -> None:
+    """A slot is planned for another row before its own has come, as two batches are under way."""
+    cache = one_table(10, 2)
+    matrix = ("node_features", OWNER[1])
+    user, room, counts = cache.join(), Scratch(), RowCounts()
+    several = [np.array([4, 7]), np.array([7, 4, 1]), np.array([1, 2]), np.array([1, 2])]
+    numbers = [cache.add(user, {OWNER: ids}) for ids in several]
+    peers: Any = SimpleNamespace(rows=_own_ids)
+
+    def asked(at: int, earlier: list[RemoteRows]) -> RemoteRows:
+        ids = several[at]
+        plan = cache.plan(numbers[at], {OWNER: ids})[OWNER]
+        remote = RemoteIds({0: np.arange(ids.size)}, ids, {matrix: ("float32", (1,))})
+        owner: Any = (OWNER, at)
+        return RemoteRows(owner, remote, plan, cache, peers, room, counts, earlier, True)
+
+    first = asked(0, [])
+    second = asked(1, [first])
+    third = asked(2, [first, second])
+    for rows, ids in zip((first, second, third), several, strict=False):
+        rows.wait()
+        rows.store()
+        assert rows.await_others(0.0) is None, "none is fetched again"
+        out = np.zeros((ids.size, 1), np.float32)
+        gather_rows(rows.parts(matrix), out)
+        rows.repair(matrix, out)
+        assert out[:, 0].tolist() == ids.tolist()
+
+
+def _own_ids(partition: int, request: Any, out: np.ndarray) -> Any:
+    out[:, 0] = request.ids
+    return SimpleNamespace(wait=lambda: SimpleNamespace(rows=out), has_come=True)
