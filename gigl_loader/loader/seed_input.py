@@ -40,7 +40,7 @@ from gigl_loader.ranks import (
     report_failure_to_ranks,
 )
 from gigl_loader.seeds import SeedSummary, check_each_once, check_same_seeds
-from gigl_loader.source.held_seeds import told_parts
+from gigl_loader.source.held_seeds import RemoteSamplerInput, told_parts
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,9 @@ NodeInput = (
     | tuple[NodeType, Seeds | None]
     | Mapping[int, Seeds]
     | tuple[NodeType, Mapping[int, Seeds]]
+    | Mapping[int, RemoteSamplerInput]
 )
-"""A user's seeds: colocated the first three, by storage server the last two."""
+"""A user's seeds: colocated the first three, by storage server the others."""
 
 
 Positions = Tensor | NDArray[Any] | Sequence[int]
