@@ -31,6 +31,7 @@ from typing import Any
 from gigl_loader import processes, system
 from gigl_loader.errors import ProtocolError
 from gigl_loader.workers import pipe, pool
+from support.huge_pages import move_into_huge_pages
 
 # of linux/prctl.h, which Python has no names for
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -144,7 +145,7 @@ def new_zygote(*modules: str) -> Iterator[Zygote]:
     # pytest has put folders of the tests there, from which the functions are that a test sends
     script = f"import socket, sys; sys.path[:] = {sys.path!r}\n"
     script += f"import {', '.join([*modules, __name__])}\n"
-    script += f"{__name__}.serve(socket.socket(fileno=int(sys.argv[1]))); {__name__}.os._exit(0)"
+    script += f"{__name__}._serve_all(socket.socket(fileno=int(sys.argv[1])))"
     fd = theirs.fileno()
     with subprocess.Popen([sys.executable, "-c", script, str(fd)], pass_fds=[fd]):
         theirs.close()
@@ -275,6 +276,14 @@ def serve(sock: pipe.Socket) -> None:
         pipe.send(sock, _fork_orphan(message, fds))
         for fd in fds:
             os.close(fd)
+
+
+def _serve_all(sock: pipe.Socket) -> None:
+    """Be the zygote that all others are forked from, in an interpreter that was started for it."""
+    gc.collect()
+    move_into_huge_pages()  # before any fork: what is forked shares them, and so do its own forks
+    serve(sock)
+    os._exit(0)
 
 
 def _fork_orphan(message: tuple[str, dict[str, str], str, bool], fds: list[int]) -> int:
