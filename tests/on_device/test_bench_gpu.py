@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from support.conditions import Clock, Gpus
+from support.scripts import ForkedPython
 
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "gpu"
 
@@ -134,7 +135,10 @@ def test_hops_have_places_of_their_own(bench: ModuleType, tmp_path: Path) -> Non
     assert {name: ends.shape[1] for name, ends in edges.items()} == found["edges"]
 
 
-def test_a_peer_that_cannot_run_is_left_out_by_name(bench: ModuleType, tmp_path: Path) -> None:
+def test_a_peer_that_cannot_run_is_left_out_by_name(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", ForkedPython)  # PyG is imported already
     cases = importlib.import_module("_cases")
     piece = bench.Bench(_args(bench), tmp_path / "gpu.md")
     if cases.WITH_PYG_LIB:
