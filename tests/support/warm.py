@@ -1,6 +1,11 @@
 """What processes of tests have imported when they start. Importing it starts no thread."""
 
+import functools
 import inspect
+from pathlib import Path
+
+from torch_geometric import template
+from torch_geometric.nn.conv import message_passing
 
 from gigl_loader import testing
 from gigl_loader.client import source
@@ -22,3 +27,13 @@ for _load in supervisor.KERNELS.values():
 # the rendezvous lets the others know that it lives, and on a busy machine it did nothing else.
 inspect.stack()
 vars(inspect)["modulesbyfile"] |= dict.fromkeys(("<string>", "<stdin>", "<frozen runpy>"), "")
+
+# PyG writes code for each class of layers when its first layer is made, and parses the same two
+# templates for each: two thirds of what a process with many models did.
+template.FileSystemLoader = functools.cache(template.FileSystemLoader)
+template.Environment = functools.cache(template.Environment)
+_templates = template.Environment(
+    loader=template.FileSystemLoader(str(Path(message_passing.__file__).resolve().parent))
+)
+for _name in _templates.list_templates(extensions=["jinja"]):
+    _templates.get_template(_name)
