@@ -1,7 +1,6 @@
 """The layout's import rules, read from the source."""
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -304,34 +303,6 @@ def test_sub_packages_hold_a_docstring_only(folder: str) -> None:
     body = ast.parse((PACKAGE / folder / "__init__.py").read_text()).body
     assert len(body) == 1
     assert isinstance(body[0], ast.Expr)
-
-
-def test_a_worker_starts_without_torch() -> None:
-    """torch takes longer to import than all else that a worker does before its first batch."""
-    script = "import sys, gigl_loader.workers.supervisor as s; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "gigl_loader.workers.worker" in found.stdout.split(), found.stderr
-    assert not {"torch", "torch_geometric", "graphlearn_torch"} & set(found.stdout.split())
-
-
-def test_a_colocated_loader_imports_nothing_of_a_graph_store() -> None:
-    """Those modules would take a tenth of a second of its start."""
-    script = """
-import sys, torch
-from gigl_loader import DistABLPLoader, DistDataset, DistLinkNeighborLoader, DistNeighborLoader
-from torch_geometric.data import Data
-
-dataset = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0, 1], [1, 0]])))
-for kind in (DistNeighborLoader, DistLinkNeighborLoader):
-    with kind(dataset, [1], num_workers=0) as loader:
-        assert len(list(loader)) == 2
-print(*sys.modules)
-"""
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    loaded = found.stdout.split()
-    assert {"gigl_loader.loader.ablp", "gigl_loader.loader.loader_parts"} <= {*loaded}, found.stderr
-    of_stores = tuple(f"gigl_loader.{one}" for one in ("wire", "server", "client", "graph_store"))
-    assert [name for name in loaded if name.startswith(of_stores)] == []
 
 
 def test_what_a_thread_keeps_is_typed() -> None:

@@ -20,9 +20,10 @@ PACKAGES: tuple[ModuleType, ...] = (gigl_loader, graph_store, ray)
 
 
 def _in_a_fresh_process(statement: str, before: str = "") -> dict[str, Any]:
-    """Run ``statement`` in a new interpreter; return what it did to that process."""
+    """Run ``statement`` in a new interpreter; return what it did to that process, and ``noted``."""
     script = f"""
 import json, logging, os, sys
+noted = {{}}
 {before}
 environment, handlers = dict(os.environ), list(logging.getLogger().handlers)
 {statement}
@@ -33,6 +34,7 @@ print(json.dumps({{
     "same_environment": dict(os.environ) == environment,
     "same_log_handlers": logging.getLogger().handlers == handlers,
     "cuda_initialized": torch is not None and torch.cuda.is_initialized(),
+    **noted,
 }}))
 """
     done = subprocess.run(
@@ -147,18 +149,52 @@ def test_importing_the_package_loads_nothing_else() -> None:
     assert not heavy & set(after["roots"])
 
 
-def test_a_worker_loads_neither_pyg_nor_glt() -> None:
-    after = _in_a_fresh_process("import gigl_loader.workers.worker")
-    assert not {"torch_geometric", "graphlearn_torch"} & set(after["roots"])
-    assert after["same_environment"]
-
-
-def test_using_glt_leaves_environment_logging_and_cuda_alone() -> None:
-    after = _in_a_fresh_process(
-        "import gigl_loader\nfor name in gigl_loader.__all__: getattr(gigl_loader, name)",
+@pytest.fixture(scope="module")
+def loader_and_all_names() -> dict[str, Any]:
+    """What loaders in one process have done to it, and then the use of each public name."""
+    return _in_a_fresh_process(
+        _LOADERS
+        + "import gigl_loader\nfor name in gigl_loader.__all__: getattr(gigl_loader, name)",
         before="import torch_geometric",  # torch sets a variable for its compiler's cache
     )
+
+
+_LOADERS = """
+import torch
+from gigl_loader import DistABLPLoader, DistDataset, DistLinkNeighborLoader, DistNeighborLoader
+from torch_geometric.data import Data
+
+dataset = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0, 1], [1, 0]])))
+for kind in (DistNeighborLoader, DistLinkNeighborLoader):
+    with kind(dataset, [1], num_workers=0) as loader:
+        assert len(list(loader)) == 2
+noted["modules of loaders"] = sorted(sys.modules)
+"""
+
+
+def test_a_colocated_loader_imports_nothing_of_a_graph_store(
+    loader_and_all_names: dict[str, Any],
+) -> None:
+    """Those modules would take a tenth of a second of its start."""
+    loaded = loader_and_all_names["modules of loaders"]
+    assert {"gigl_loader.loader.ablp", "gigl_loader.loader.loader_parts"} <= {*loaded}
+    of_stores = tuple(f"gigl_loader.{one}" for one in ("wire", "server", "client", "graph_store"))
+    assert [name for name in loaded if name.startswith(of_stores)] == []
+
+
+def test_using_glt_leaves_environment_logging_and_cuda_alone(
+    loader_and_all_names: dict[str, Any],
+) -> None:
+    after = loader_and_all_names
     assert ("graphlearn_torch" in after["roots"]) is glt.available
     assert after["same_environment"]
     assert after["same_log_handlers"]
     assert not after["cuda_initialized"]
+
+
+def test_a_worker_starts_without_torch() -> None:
+    """torch takes longer to import than all else that a worker does before its first batch."""
+    after = _in_a_fresh_process("import gigl_loader.workers.supervisor")
+    assert "gigl_loader.workers.worker" in after["modules"]
+    assert not {"torch", "torch_geometric", "graphlearn_torch"} & set(after["roots"])
+    assert after["same_environment"]

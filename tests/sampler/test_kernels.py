@@ -106,9 +106,9 @@ def test_that_kernels_are_compiled_is_said_once_and_only_where_it_is_so(tmp_path
     assert first.count("compiling the sampling kernels: a few seconds of one core") == 1
     assert first.count("compiling") == 1
     assert str(tmp_path) in first
-    assert run(_COMPILES) == "", "they are there now"
     more = run(_COMPILES + _COMPILES_MORE)
-    assert more.count("compiling") == more.count("compiling kernels that pack ids") == 1
+    assert len(more.splitlines()) == more.count("compiling") == 1, "the former are there now"
+    assert more.count("compiling kernels that pack ids") == 1
 
 
 _WITHOUT_A_CACHE = """
