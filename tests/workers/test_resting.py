@@ -19,7 +19,7 @@ from resting_jobs import note_compiling, tell
 from support.conditions import SetConstants
 from support.resting import at_rest
 from support.sources import supervisor_pid
-from support.zygote import slow_supervisors
+from support.zygote import Zygote, new_zygote, use_zygote
 
 from gigl_loader import (
     DistDataset,
@@ -89,15 +89,24 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def cold_zygote() -> Iterator[Zygote]:
+    """What forks supervisors in which no kernel is loaded, as it is not in a new interpreter."""
+    with new_zygote("gigl_loader.workers.supervisor") as zygote:
+        yield zygote
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_supervisor_loads_what_workers_need(kind: str, tmp_path: Path) -> None:
+def test_the_supervisor_loads_what_workers_need(
+    kind: str, cold_zygote: Zygote, tmp_path: Path
+) -> None:
     """Else each worker would, in the time of its first batch, and compile it on a new machine."""
     notes = tmp_path / "notes"
     partition_graph(TinyGraph.random(60, 500).to_pyg(), 1, tmp_path / "graph", format="mapped")
     mapped = DistDataset.load(tmp_path / "graph", 0, mmap=True)
     # the second loader has the supervisor of the first
     kinds = [*KINDS[kind], *({**how, "dataset": mapped} for how in KINDS[kind])]
-    with slow_supervisors():
+    with use_zygote(cold_zygote):
         for how in kinds:
             assert _run(worker_init_fn=partial(note_compiling, str(notes)), **how)[1]
             assert not notes.exists(), notes.read_text()
