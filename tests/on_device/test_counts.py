@@ -118,7 +118,7 @@ def _of_a_rank(rank: int, size: int, folder: Path) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.wide), 3])
 def test_partitions_on_several_devices(size: int, tmp_path: Path) -> None:
     """As many draws, waits and exchanges for any number of ranks."""
     ranks = tmp_path / "ranks"

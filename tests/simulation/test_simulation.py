@@ -1,5 +1,6 @@
 """The coordination code at a small size, with a clock of its own: the same each time, and right."""
 
+import functools
 import math
 import random
 from dataclasses import replace
@@ -11,6 +12,7 @@ from support.simulation import (
     Deadlock,
     LostRank,
     LostServers,
+    Outcome,
     SimulatedJob,
     Size,
     SlowRank,
@@ -27,6 +29,12 @@ from gigl_loader.wire.requests import ProducerRequest, Runs
 
 SMALL = Size(ranks=6, servers=4, batches=12, epochs=2, in_step=True, save_every=4, seed=5)
 REPLICAS = replace(SMALL, partitions=2)
+
+
+@functools.cache
+def _undisturbed(size: Size) -> Outcome:
+    """Return what a job without faults has made."""
+    return run_job(size, [])
 
 
 def test_batches_are_those_of_the_epochs_order() -> None:
@@ -46,7 +54,7 @@ def test_one_seed_is_one_trace() -> None:
     faults: list[Any] = [LostServers(3.7, (0, 2), 1.5), SlowServers(3.6, (1,)), LostRank(3.9, 4)]
     first, again = run_job(SMALL, faults), run_job(SMALL, faults)
     assert first == again
-    assert first.trace != run_job(SMALL, []).trace
+    assert first.trace != _undisturbed(SMALL).trace
 
 
 def test_a_server_that_stays_away_is_an_error_and_no_deadlock() -> None:
@@ -72,7 +80,7 @@ def test_who_waits_for_ever_is_seen() -> None:
     "seeds", [range(5), pytest.param(range(5, 25), marks=pytest.mark.wide)], ids=["few", "more"]
 )
 def test_drawn_faults_lose_no_batch(size: Size, seeds: range) -> None:
-    undisturbed = run_job(size, [])
+    undisturbed = _undisturbed(size)
     assert undisturbed.wrong == ""
     for seed in seeds:
         found = run_job(size, draw_faults(seed, size))
@@ -83,7 +91,7 @@ def test_a_rack_that_is_lost_for_good_is_served_by_its_replicas() -> None:
     for rack in ((0, 1), (2, 3)):
         found = run_job(REPLICAS, [LostServers(3.7, rack, math.inf)])
         assert (found.wrong, found.restarts) == ("", 0)
-        assert found.digest == run_job(REPLICAS, []).digest
+        assert found.digest == _undisturbed(REPLICAS).digest
 
 
 def test_another_number_of_ranks_goes_on_with_the_job() -> None:
@@ -95,7 +103,7 @@ def test_another_number_of_ranks_goes_on_with_the_job() -> None:
 
 
 def test_a_slow_rank_costs_time_alone() -> None:
-    undisturbed, slow = run_job(SMALL, []), run_job(SMALL, [SlowRank(3.6, 2)])
+    undisturbed, slow = _undisturbed(SMALL), run_job(SMALL, [SlowRank(3.6, 2)])
     assert slow.digest == undisturbed.digest
     assert slow.seconds > undisturbed.seconds + 1.0
 
@@ -130,7 +138,7 @@ def _kept_at_best(batches: list[list[int]], room: int) -> int:
 def test_what_is_kept_stays_right_where_servers_are_lost() -> None:
     size = replace(SMALL, cache=0.1)
     undisturbed = run_job(size, [])
-    assert (undisturbed.wrong, undisturbed.digest) == ("", run_job(SMALL, []).digest)
+    assert (undisturbed.wrong, undisturbed.digest) == ("", _undisturbed(SMALL).digest)
     faults: list[Any] = [LostServers(3.7, (0, 2), 1.5), SlowServers(3.6, (1,)), LostRank(3.9, 4)]
     found = run_job(size, faults)
     assert (found.wrong, found.digest) == ("", undisturbed.digest)
