@@ -1,10 +1,13 @@
 """The code on the site and in the README runs, page by page, in order."""
 
+import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from support.executable import forked_executable
 from support.pages import blocks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -45,13 +48,26 @@ def page_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def _quick_python(text: str) -> Iterator[None]:
+    """Let a page that starts ``sys.executable`` start it without the seconds of its imports."""
+    if "sys.executable" not in text:
+        yield
+        return
+    with forked_executable() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", path)
+        yield
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, page_place: None) -> None:
     names: dict[str, object] = {"__name__": "page"}
-    found = blocks((ROOT / page).read_text())
+    text = (ROOT / page).read_text()
+    found = blocks(text)
     assert found, f"{page} has no code"
-    for block in found:
-        exec(compile(block, page, "exec"), names)
+    with _quick_python(text):
+        for block in found:
+            exec(compile(block, page, "exec"), names)
     # where one outlives its group, the end of the group may hang in torch itself
     kept = [name for name, value in names.items() if isinstance(value, DistributedDataParallel)]
     assert not kept, f"{page} ends its process group while {kept} live"
