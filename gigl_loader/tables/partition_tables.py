@@ -198,6 +198,8 @@ def partition_tables(
             for path in (building, folder):
                 shutil.rmtree(path, ignore_errors=True)
             raise
+        finally:
+            job.close()
         versions = {"versions": report.versions} if report.versions else {}
         _finish(report, building, target, format, limit, method=method, seed=seed, **versions)
         _hand_over(place, folder, progress)

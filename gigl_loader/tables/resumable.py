@@ -78,6 +78,7 @@ class ResumableJob:
         progress: bool, run_steps: "RunSteps | None" = None,
     ) -> None:  # fmt: skip
         self._run_steps = run_steps or _one_by_one
+        self._idle: list[_Database] = []
         self.folder, self.threads, self._shown = folder, threads, progress
         self.usable_bytes = memory - _BASE_BYTES
         mark, state = digest_of_settings(settings), folder / "job.json"
@@ -142,8 +143,13 @@ class ResumableJob:
         return json.loads(note.read_text())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the step runner: a copy elsewhere runs one step."""
-        return {**vars(self), "_run_steps": _one_by_one}
+        """Pickle without step runner and databases: a copy elsewhere runs one step."""
+        return {**vars(self), "_run_steps": _one_by_one, "_idle": []}
+
+    def close(self) -> None:
+        """Close the databases that wait for the next `engine`."""
+        while self._idle:
+            self._idle.pop().close()
 
     @contextmanager
     def engine(self, *, ordered: bool = False, beside: int = 0) -> Iterator[Any]:
@@ -156,38 +162,29 @@ class ResumableJob:
         Raises:
             UsageError: Memory or disk are too small. The run can be resumed.
         """
-        spill = self.folder / "spill" / uuid.uuid4().hex  # one per engine, on any node
-        spill.mkdir(parents=True)
         limit = int((self.usable_bytes - beside) * self.sizes.engine_share)
-        connection = duckdb.connect(
-            ":memory:",
-            config={
-                "memory_limit": f"{limit}B",
-                "threads": self.threads,
-                # The engine's default is in the current directory, whose disk may be full.
-                "temp_directory": str(spill),
-                "preserve_insertion_order": ordered,
-                # A query that needs an extension fails, instead of a download of code.
-                "autoinstall_known_extensions": False,
-            },
-        )
-        # The engine's own bar goes to stdout once a query takes two seconds; stages have theirs.
-        connection.execute("SET enable_progress_bar = false")
+        # A database that has not spilled serves the next engine: a small table takes a few
+        # milliseconds, and to open a database takes ten.
+        database = self._idle.pop() if self._idle else _Database(self.folder, self.threads)
+        is_done = False
         try:
-            yield connection
+            yield database.connect(limit, ordered)
+            is_done = True
         # Both keep the notes of finished steps. A full disk may raise either: the engine spills
         # into nine tenths of the free space, and reports the rest as out of memory.
         except duckdb.OutOfMemoryException as error:
             raise UsageError(
-                f"{limit / 1e6:.0f} MB for the engine are too few, or {spill} is full: "
+                f"{limit / 1e6:.0f} MB for the engine are too few, or {database.spill} is full: "
                 f"{first_line(error)}; call again with more memory, or with free space "
                 "there, to continue"
             ) from error
         except duckdb.IOException as error:
             raise UsageError(f"{error}; call again to continue") from error
         finally:
-            connection.close()
-            shutil.rmtree(spill, ignore_errors=True)
+            if is_done and database.disconnect():
+                self._idle.append(database)
+            else:
+                database.close()
 
     @contextmanager
     def stage(self, name: str, total: int, unit: str = "rows") -> Iterator[Callable[[int], None]]:
@@ -196,6 +193,60 @@ class ResumableJob:
         line = ProgressLine(total, shown=self._shown, name=name, unit=unit)
         yield line.add
         line.end()
+
+
+class _Database:
+    """A database of DuckDB in memory, for one `ResumableJob.engine` after the other.
+
+    Args:
+        folder: The scratch directory.
+        threads: Threads of the engine.
+    """
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        self.spill = folder / "spill" / uuid.uuid4().hex  # one per database, on any node
+        self.spill.mkdir(parents=True)
+        self._database = duckdb.connect(
+            ":memory:",
+            config={
+                "threads": threads,
+                # The engine's default is in the current directory, whose disk may be full.
+                "temp_directory": str(self.spill),
+                # A query that needs an extension fails, instead of a download of code.
+                "autoinstall_known_extensions": False,
+                # Files that were read would stay in memory, beside the indexes of the next step.
+                "enable_external_file_cache": False,
+            },
+        )
+        self._connection: Any = None
+
+    def connect(self, memory_limit: int, ordered: bool) -> Any:
+        """Return a connection for one engine: what it registers, the next one does not see."""
+        self._connection = self._database.cursor()
+        self._connection.execute(
+            f"SET memory_limit = '{memory_limit}B'; SET preserve_insertion_order = {ordered};"
+            # The engine's own bar goes to stdout once a query takes two seconds; stages have
+            # theirs.
+            "SET enable_progress_bar = false"
+        )
+        return self._connection
+
+    def disconnect(self) -> bool:
+        """End the connection; return whether the database may serve another one.
+
+        One that has spilled may not: it keeps its file, and may keep its memory.
+        """
+        self._connection.close()
+        for filesystem in self._database.list_filesystems():  # they outlive the connection
+            self._database.unregister_filesystem(filesystem)
+        return not any(self.spill.iterdir())
+
+    def close(self) -> None:
+        """Close the database and its connection, and remove what it has spilled."""
+        if self._connection is not None:
+            self._connection.close()
+        self._database.close()
+        shutil.rmtree(self.spill, ignore_errors=True)
 
 
 RunSteps = Callable[[list[Callable[[], Any]]], Iterable[tuple[int, Any]]]

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import fsspec
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from gigl_loader.errors import ConfigError, UsageError
@@ -107,6 +110,52 @@ def test_an_engine_leaves_no_spill_and_says_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=text):
             _fail(job, error)
         assert list((tmp_path / "scratch/spill").iterdir()) == []
+
+
+def _setting(engine: Any, name: str) -> Any:
+    ((value,),) = engine.execute(f"SELECT current_setting('{name}')").fetchall()
+    return value
+
+
+def test_engines_share_a_database_until_it_spills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To open one takes ten milliseconds; one that has spilled keeps a file and memory."""
+    opened, connect = [], duckdb.connect
+    monkeypatch.setattr(
+        duckdb, "connect", lambda *a, **k: opened.append(connect(*a, **k)) or opened[-1]
+    )
+    job = _job(tmp_path, memory=120_000_000)  # 12 MB of it are the engine's
+    numbers = pa.table({"number": np.arange(1_000_000)[::-1]})
+    with job.engine() as engine, job.engine(ordered=True) as beside:
+        assert len(opened) == 2, "two at a time are two databases"
+        engine.register_filesystem(fsspec.filesystem("memory"))
+        beside.register("here_alone", numbers)
+        limits = [_setting(one, "memory_limit") for one in (engine, beside)]
+    for ordered in (False, True):
+        with job.engine(ordered=ordered, beside=10**7) as engine:
+            assert len(opened) == 2
+            assert _setting(engine, "preserve_insertion_order") == ordered
+            assert _setting(engine, "memory_limit") not in limits
+            with pytest.raises(duckdb.CatalogException):
+                engine.execute("FROM here_alone")
+            engine.register_filesystem(fsspec.filesystem("memory"))  # for the second time
+            spill = Path(_setting(engine, "temp_directory"))
+            in_order = engine.sql("SELECT number FROM numbers ORDER BY number")
+            first = in_order.to_arrow_reader(1000).read_next_batch()
+            assert first.column(0)[:2].to_pylist() == [0, 1]
+            assert list(spill.iterdir()), "it has spilled"
+        assert not spill.exists()
+    with job.engine():
+        assert len(opened) == 3
+    copy = pickle.loads(pickle.dumps(job))
+    with copy.engine():
+        assert len(opened) == 4, "what waits here is no other process's"
+    copy.close()
+    job.close()
+    with pytest.raises(duckdb.ConnectionException):
+        opened[-1].execute("SELECT 1")
+    assert list((tmp_path / "scratch/spill").iterdir()) == []
 
 
 def test_an_engine_shows_no_bar_of_its_own(tmp_path: Path) -> None:
