@@ -121,10 +121,14 @@ def test_engines_share_a_database_until_it_spills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To open one takes ten milliseconds; one that has spilled keeps a file and memory."""
-    opened, connect = [], duckdb.connect
-    monkeypatch.setattr(
-        duckdb, "connect", lambda *a, **k: opened.append(connect(*a, **k)) or opened[-1]
-    )
+    opened: list[Any] = []
+    connect = duckdb.connect
+
+    def noted(*args: Any, **keywords: Any) -> Any:
+        opened.append(connect(*args, **keywords))
+        return opened[-1]
+
+    monkeypatch.setattr(duckdb, "connect", noted)
     job = _job(tmp_path, memory=120_000_000)  # 12 MB of it are the engine's
     numbers = pa.table({"number": np.arange(1_000_000)[::-1]})
     with job.engine() as engine, job.engine(ordered=True) as beside:
