@@ -360,7 +360,8 @@ def main() -> None:
     lines = [
         f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} "
         f"cores; duckdb {duckdb.__version__}, gigl_loader {version('gigl-loader')}; {args.nodes:,} "
-        f"nodes with {WIDTH} float16, {args.edges:,} edges, {PARTS} parts at random, "
+        f"nodes with {WIDTH} {'float16' if args.versioned is None else 'float32'}, "
+        f"{args.edges:,} edges, {PARTS} parts at random, "
         f"{args.rounds} round(s).",
     ]  # fmt: skip
     for ids in args.ids:
