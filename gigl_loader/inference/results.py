@@ -135,7 +135,7 @@ class Results:
         self._folder, self._part, self._ids, self._ending = folder, part, ids, ending
         self._num_rows = ids.numel()
         self.identity: dict[str, Any] = {}
-        """What determines the rows and their positions; empty in memory."""
+        """The inputs that determine the rows and their positions; empty in memory."""
         self._done: dict[int, dict[int, str]] = {}
         self._nothing: set[int] = set()
         if folder is None:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Note:
-    """What is known of an uploaded layer."""
+    """The facts of an uploaded layer by which a run decides whether it may use it."""
 
     identity: dict[str, Any]
     """The inputs of the run."""

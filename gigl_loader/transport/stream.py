@@ -126,7 +126,8 @@ class Stream:
         self.first_bytes = b""
         """The peer's first bytes before decryption, for messages about refusals."""
         self._left: list[memoryview] = []  # accepted for sending, not yet taken by the kernel
-        self._taken = 0  # bytes that the kernel took
+        self.sent_bytes = 0
+        """Bytes that the kernel has taken for sending, TLS and handshake included."""
         self._acknowledged = self._most_unsent = 0
         self._tls: ssl.SSLObject | None = None
         self._tls_lock = threading.Lock()  # OpenSSL: one thread at a time in an SSL object
@@ -171,7 +172,7 @@ class Stream:
                 sent = self.sock.sendmsg(self._left[:_IOVECS], [], socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return False
-            self._taken += sent
+            self.sent_bytes += sent
             _advance(self._left, sent)
         return True
 
@@ -185,7 +186,7 @@ class Stream:
         """
         (queued,) = struct.unpack("i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)))
         # on a connection that has ended, the kernel counts one more for the end itself
-        acknowledged = max(self._acknowledged, self._taken - int(queued))
+        acknowledged = max(self._acknowledged, self.sent_bytes - int(queued))
         before, self._acknowledged = self._acknowledged, acknowledged
         return acknowledged - before
 
