@@ -69,7 +69,8 @@ class ByteShares:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._parties: dict[Hashable, _Party] = {}
-        self._trial = Trial()
+        self.trial = Trial()
+        """Whether parties have to wait at present."""
 
     def sending(self, name: Hashable, nbytes: int, acknowledged: Callable[[], int]) -> "Sending":
         """Return the share of a response, which is a context manager.
@@ -118,7 +119,7 @@ class ByteShares:
         with self._lock:
             now = time.monotonic()
             self._note_progress(sending.party, now)
-            if self._trial.note(nbytes, now):
+            if self.trial.note(nbytes, now):
                 self._make_equal(now)
             self._hand_out(now)
 
@@ -147,7 +148,7 @@ class ByteShares:
                     credit = min(credit, sum(one.turn for one in least.open))
                 party.count = max(party.count, least.count - credit)
             if paused_s >= _FORGET_S and len(others) == 1:
-                self._trial = Trial()  # what was found out of a party alone says nothing
+                self.trial = Trial()  # what was found out of a party alone says nothing
         party.seen_at = now
 
     def _others(self, party: "_Party", now: float) -> "list[_Party]":
@@ -171,8 +172,8 @@ class ByteShares:
     def _may_send(self, party: "_Party", others: "list[_Party]", now: float) -> bool:
         waited_for = [one.count for one in others if one.makes_progress(now)]
         is_ahead = bool(waited_for) and party.count > min(waited_for) + _LEAD_BYTES
-        if is_ahead and self._trial.is_on:
-            self._trial.has_waited = True
+        if is_ahead and self.trial.is_on:
+            self.trial.has_waited = True
             return False
         return True
 

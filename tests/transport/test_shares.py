@@ -223,7 +223,7 @@ def test_a_job_whose_network_becomes_fast_is_held_to_no_slow_one(clock: Clock) -
     fast = _of("fast", 4, fastest=0.2 * MB)
     link = _Link(clock, 20 * MB, *fast, *_of("slow", 1, fastest=0.8 * MB))
     link.run(30.0)
-    while not link.shares._trial.is_on:
+    while not link.shares.trial.is_on:
         link.run(0.5)
     for one in fast:
         one.fastest = math.inf
@@ -244,7 +244,7 @@ def test_a_job_that_pauses_between_its_batches_has_them_at_once(clock: Clock) ->
 
 def _let_wait(to_share: ByteShares) -> None:
     """Let parties that are ahead wait, whatever that costs."""
-    to_share._trial.is_on, to_share._trial._left = True, 1_000_000
+    to_share.trial.is_on, to_share.trial._left = True, 1_000_000
 
 
 def _allowed(to_share: ByteShares, party: str, nbytes: int) -> int:
