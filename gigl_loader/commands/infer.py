@@ -99,15 +99,15 @@ def main(argv: list[str] | None = None) -> int:
         # First on the CPU: a mistake in the arguments then gives one line here, instead of a
         # traceback from each rank.
         _check(args)
-        load_model(args)  # before anything starts
+        model = load_model(args)  # before anything starts
         if args.server is not None:
-            _infer_from_store(args)
+            _infer_from_store(args, model)
         elif _has_launcher():
             num_partitions = disk.count_partitions(args.root, args.cache_dir)
             dist.init_process_group("gloo")
-            _infer_from_partition(args, num_partitions)
+            _infer_from_partition(args, model, num_partitions)
         else:
-            _start_ranks(args, disk.count_partitions(args.root, args.cache_dir))
+            _start_ranks(args, model, disk.count_partitions(args.root, args.cache_dir))
     except (GiglLoaderError, ProcessRaisedException) as error:
         print(f"gigl-loader infer: {error}", file=sys.stderr)
         return exit_code(error)
@@ -165,9 +165,9 @@ def _has_launcher() -> bool:
 # -- a graph on disk ---------------------------------------------------------------------------
 
 
-def _start_ranks(args: argparse.Namespace, num_partitions: int) -> None:
+def _start_ranks(args: argparse.Namespace, model: Any, num_partitions: int) -> None:
     if num_partitions == 1:
-        _infer_from_partition(args, 1)
+        _infer_from_partition(args, model, 1)
         return
     # a file connects the ranks of one machine: no port that might be taken
     with tempfile.TemporaryDirectory(prefix="gigl_loader_") as folder:
@@ -179,11 +179,11 @@ def _rank(rank: int, args: argparse.Namespace, num_partitions: int, init_method:
     os.environ["LOCAL_RANK"] = str(rank)
     # gloo with GPUs too: rows are exchanged from the memory of the CPU
     dist.init_process_group("gloo", init_method, rank=rank, world_size=num_partitions)
-    _infer_from_partition(args, num_partitions)
+    _infer_from_partition(args, load_model(args), num_partitions)
     end_group()
 
 
-def _infer_from_partition(args: argparse.Namespace, num_partitions: int) -> None:
+def _infer_from_partition(args: argparse.Namespace, model: Any, num_partitions: int) -> None:
     rank = dist.get_rank() if dist.is_initialized() else 0
     # With more ranks than partitions, ranks share them in turn. Files are compared first, as
     # embeddings of changed files would be kept as those of this graph: the computation takes
@@ -192,13 +192,13 @@ def _infer_from_partition(args: argparse.Namespace, num_partitions: int) -> None
         args.root, rank % num_partitions, verify="now", cache_dir=args.cache_dir,
         cache_size=args.cache_size,
     )  # fmt: skip
-    _infer(args, dataset, rank)
+    _infer(args, model, dataset, rank)
 
 
 # -- a graph store -----------------------------------------------------------------------------
 
 
-def _infer_from_store(args: argparse.Namespace) -> None:
+def _infer_from_store(args: argparse.Namespace, model: Any) -> None:
     security = security_of(args)
     info = _storage_cluster(args.server, security)
     if _has_launcher():
@@ -208,7 +208,8 @@ def _infer_from_store(args: argparse.Namespace) -> None:
         rank, world_size = dist.get_rank(), dist.get_world_size()
     try:
         join_cluster(info, rank, world_size, job=_job_name(args.job), security=security)
-        _infer(args, RemoteDistDataset(info, int(os.environ.get("LOCAL_RANK", "0"))), rank)
+        dataset = RemoteDistDataset(info, int(os.environ.get("LOCAL_RANK", "0")))
+        _infer(args, model, dataset, rank)
     finally:
         shutdown_compute_process()
 
@@ -242,11 +243,12 @@ def _job_name(given: str | None) -> str | None:
 # -- either --------------------------------------------------------------------------------------
 
 
-def _infer(args: argparse.Namespace, dataset: DistDataset | RemoteDistDataset, rank: int) -> None:
+def _infer(
+    args: argparse.Namespace, model: Any, dataset: DistDataset | RemoteDistDataset, rank: int
+) -> None:
     device = args.device
     if device == "cuda":
         device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
-    model: Any = load_model(args)
     if isinstance(model, torch.nn.Module):
         model = model.to(device)
     embeddings = full_graph_inference(
