@@ -238,11 +238,7 @@ class RemoteDistDataset:
         each = {part.server: {"part": part, "node_type": held.input_type} for part in held.parts}
         ids = self._ask_each("get_seeds", each)
         for part in held.parts:
-            if ids[part.server].numel() != part.count:
-                raise ConfigError(
-                    f"storage server {part.server} has {ids[part.server].numel()} seeds of {part}: "
-                    "they have changed since they were counted; build the loader again"
-                )
+            part.check_same(ids[part.server], part.server)
         return torch.cat([torch.empty(0, dtype=torch.int64), *ids.values()])
 
     def fetch_ablp_input(

@@ -151,11 +151,7 @@ class GLTAnswers(PartitionSignatures):
         for number, part in enumerate(seeds.parts):
             if reader_of(part.server, servers, self.num_partitions) == self.server_rank:
                 own[number] = self.get_seeds(part, seeds.input_type)
-                if own[number].numel() != part.count:
-                    raise ConfigError(
-                        f"storage server {self.server_rank} has {own[number].numel()} seeds of "
-                        f"{part}: they have changed since the loader was built; build a new one"
-                    )
+                part.check_same(own[number], self.server_rank)
         return own
 
 

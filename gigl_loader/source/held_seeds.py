@@ -74,6 +74,14 @@ class HeldPart:
     path: str | None = None
     """The file with them; None, with ``split``: there are none."""
 
+    def check_same(self, ids: Tensor, reader: int) -> None:
+        """Raise `ConfigError` if ``ids``, which a server reads now, are not as many as counted."""
+        if ids.numel() != self.count:
+            raise ConfigError(
+                f"storage server {reader} has {ids.numel()} seeds of {self}: they have changed "
+                "since they were counted; build the loader again"
+            )
+
 
 class HeldSeeds(NodeSamplerInput):
     """A sampler's input that the servers hold: as long as it is there, with no id here.
