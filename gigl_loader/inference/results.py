@@ -159,12 +159,16 @@ class Results:
         start = "" if ending in (".npy", ".ids.npy", ".parquet") else "_"
         return self._folder / f"{start}part-{self._part:05d}{ending}"
 
+    def differences(self, other: Mapping[str, Any]) -> list[str]:
+        """Return the names of the inputs in which another run's `identity` differs, sorted."""
+        names = {*other, *self.identity}
+        return sorted(name for name in names if other.get(name) != self.identity.get(name))
+
     def _check_identity(self) -> None:
         path, identity = self._path(".json"), self.identity
         if path.exists():
             before = json.loads(path.read_text())
-            changed = sorted(k for k in {*before, *identity} if before.get(k) != identity.get(k))
-            if changed:
+            if changed := self.differences(before):
                 raise ConfigError(
                     f"{path} is of a run that differs in {changed}: give out= another folder, or "
                     "remove this one"

@@ -149,12 +149,7 @@ class LayerUploads:
         except ValueError as error:  # of msgspec, too
             logger.warning("%s/%s is not used: %s", self._storage.url, name, error)
             return None
-        differing = sorted(
-            key
-            for key in {*note.identity, *results.identity}
-            if note.identity.get(key) != results.identity.get(key)
-        )
-        if differing:
+        if differing := results.differences(note.identity):
             logger.warning(
                 "%s/%s is not used: it is of a run that differs in %s",
                 *(self._storage.url, name, differing),

@@ -77,15 +77,18 @@ class ObjectFolder:
     def read(self, name: str) -> bytes:
         """Return a small object."""
         with self._named_errors(name):
-            return bytes(self._obstore.get(self._store, name).bytes())
+            return self._get(name)
 
     def find(self, name: str) -> bytes | None:
         """Return a small object; None: there is none of that name."""
         with self._named_errors(name):
             try:
-                return bytes(self._obstore.get(self._store, name).bytes())
+                return self._get(name)
             except FileNotFoundError:
                 return None
+
+    def _get(self, name: str) -> bytes:
+        return bytes(self._obstore.get(self._store, name).bytes())
 
     def size(self, name: str) -> int:
         """Return the bytes of an object."""
