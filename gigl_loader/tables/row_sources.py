@@ -156,22 +156,23 @@ class DeltaVersion(TableVersion):
         ):
             return None
         with _reading(self.name):
-            if _may_have_deleted_rows(table):
+            actions = pa.table(table.get_add_actions())
+            if _may_have_deleted_rows(table, actions["num_records"].to_pylist()):
                 return None
             schema = pa.schema(table.schema().to_arrow())
             wanted = pa.schema([schema.field(name) for name in columns])
             # In the order of the log, as `open` reads them.
-            paths, sizes = table.file_uris(), pa.table(table.get_add_actions())["size_bytes"]
-            return paths if can_be_read_in_place(paths, sizes.to_pylist(), wanted) else None
+            paths, sizes = table.file_uris(), actions["size_bytes"].to_pylist()
+            return paths if can_be_read_in_place(paths, sizes, wanted) else None
 
 
-def _may_have_deleted_rows(table: Any) -> bool:
-    """Return False if no file of a Delta table has a deletion vector."""
+def _may_have_deleted_rows(table: Any, counts: list[int | None]) -> bool:
+    """Return False if no file of a Delta table has a deletion vector; ``counts`` are their rows."""
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return False
     # deltalake tells which files have one with a byte for each of their rows.
-    counts = pa.table(table.get_add_actions())["num_records"].to_pylist()
-    if None in counts or sum(counts) > _MOST_MASKED_ROWS:
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts) or sum(known) > _MOST_MASKED_ROWS:
         return True
     return any(
         batch.num_rows for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors())
