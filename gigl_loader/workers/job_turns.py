@@ -132,10 +132,8 @@ class JobTurns:
     def _may_begin(self, job: Hashable) -> bool:
         if len(self._num_places) == 1:
             return True
-        count, num_sampling = (
-            self._under_way.get(job, 0),
-            len({*self._under_way, *self._waiting, job}),
-        )
+        count = self._under_way.get(job, 0)
+        num_sampling = len({*self._under_way, *self._waiting, job})
         # even if others have more than their share, which they had before this job came
         if count < max(1, self._most // num_sampling):
             return True
