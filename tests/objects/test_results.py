@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -68,7 +69,6 @@ def test_tables_are_partitioned_once_though_the_upload_fails(storage, tmp_path, 
 
 
 def test_the_same_versions_are_already_at_the_url(storage, tmp_path, capsys) -> None:
-    deltalake = pytest.importorskip("deltalake")
     ids = list(range(30))
     deltalake.write_deltalake(str(tmp_path / "nodes"), pa.table({"id": ids, "x": ids}))
     deltalake.write_deltalake(str(tmp_path / "edges"), pa.table({"src": ids, "dst": ids[::-1]}))

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,8 +28,6 @@ from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.tables import files_in_place, row_sources
 from gigl_loader.tables.row_sources import DeltaVersion, IcebergSnapshot
-
-deltalake = pytest.importorskip("deltalake")
 
 LONG = {"src": "long", "dst": "long"}
 VECTORS = {"x": {"type": "array", "elementType": "float", "containsNull": True}}

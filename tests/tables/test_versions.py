@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pytest
 from versioned_tables import (
@@ -33,9 +34,6 @@ from gigl_loader.commands.partitioning import main
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.tables import files_in_place
 from gigl_loader.tables.row_sources import DeltaVersion, IcebergSnapshot, RowSource
-
-deltalake = pytest.importorskip("deltalake")
-pytest.importorskip("pyiceberg")
 
 SCHEMA = pa.schema([("src", pa.int64()), ("dst", pa.int64()), ("day", pa.string())])
 

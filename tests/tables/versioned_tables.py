@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,9 +15,6 @@ import pytest
 from gigl_loader import EdgeTable, NodeTable
 from gigl_loader.tables import row_sources
 from gigl_loader.tables.row_sources import RowSource
-
-deltalake = pytest.importorskip("deltalake")
-pytest.importorskip("pyiceberg")
 
 
 def rows_in(source: RowSource, columns: list[str]) -> list[tuple]:
