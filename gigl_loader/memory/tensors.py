@@ -11,6 +11,7 @@ reported, and nothing fails without huge pages.
 
 import contextlib
 import ctypes
+import functools
 import io
 import math
 import mmap
@@ -87,7 +88,7 @@ def _of_pages_set_aside(nbytes: int, name: str) -> tuple[int, int] | None:
     Raises:
         OSError: Others took them, or this container may not have them.
     """
-    page = meminfo("Hugepagesize", _ROOT)
+    page = _size_set_aside(_ROOT)
     if page == 0 or nbytes < _LEAST_PAGES * page:
         return None
     # promised: reserved by others; they count as free until they are touched
@@ -111,7 +112,7 @@ def _ask_for_huge_pages(fd: int, nbytes: int) -> None:
 
     It makes them for memory that is mapped and marked. A part that it does not fill is unchanged.
     """
-    page = number_in(_ROOT + _MADE.format("hpage_pmd_size"))
+    page = _size_made(_ROOT)
     if page is None or nbytes < _LEAST_PAGES * page or _has_no_huge_pages():
         return
     os.ftruncate(fd, nbytes)  # beyond the end of a file, a mapping has no pages to enter
@@ -122,6 +123,18 @@ def _ask_for_huge_pages(fd: int, nbytes: int) -> None:
         _libc.madvise(address, nbytes, _POPULATE_WRITE)
         # the pages belong to the file, and stay; torch maps it itself
         segments.unmap(address, nbytes)
+
+
+# of the kernel, the same until the next boot: a graph has hundreds of tensors, and each would read
+# the files again
+@functools.cache
+def _size_set_aside(root: str) -> int:
+    return meminfo("Hugepagesize", root)
+
+
+@functools.cache
+def _size_made(root: str) -> int | None:
+    return number_in(root + _MADE.format("hpage_pmd_size"))
 
 
 def _has_no_huge_pages() -> bool:
