@@ -11,8 +11,6 @@ from pathlib import Path
 from gigl_loader.errors import ResourceError
 from gigl_loader.transport import sockets
 
-_FIRST = 15_000
-_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 _given: set[int] = set()
 _locks: tuple[int, int] = (-1, -1)
@@ -31,17 +29,14 @@ def free_port(host: str = "127.0.0.1") -> int:
     Raises:
         ResourceError: All ports that were tried are taken.
     """
-    below = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
-    first = _FIRST if below > _FIRST + 1000 else 1024
-    draw = random.SystemRandom()  # tests in other processes draw too, and may share a seed
+    given = sockets.ports_to_give()
     # so many taken ports in a row mean another problem, such as a wrong address
-    for _ in range(99):
-        port = draw.randrange(first, below)
+    for port in random.SystemRandom().sample(given, 99):
         if _reserve(port) and sockets.is_free(host, port):
             return port
     raise ResourceError(
-        f"99 ports of {host} between {first} and {below} are taken: is it an address of this "
-        "machine?"
+        f"99 ports of {host} between {given.start} and {given.stop} are taken: is it an address of "
+        "this machine?"
     )
 
 

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import ipaddress
 import os
+import random
 import resource
 import socket
 import struct
@@ -30,6 +31,13 @@ from gigl_loader.errors import ConfigError
 
 Address = tuple[Any, ...]
 """An address as `socket` takes it: host and port, for IPv6 also flow and scope."""
+_AUTOMATIC = "/proc/sys/net/ipv4/ip_local_port_range"
+_USUAL_AUTOMATIC = 32_768
+"""Where the ports begin that Linux gives by itself."""
+_FIRST_PORT, _LEAST_PORTS = 15_000, 1000
+_TAKEN_PORTS = 99
+"""So many taken ones in a row mean another problem, such as a wrong address."""
+_random = random.SystemRandom()  # other processes draw too, and may share a seed
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h: the IPv4 address of an interface
 
 
@@ -130,10 +138,38 @@ def free_port(host: str = "") -> int:
 
 
 def free_ports(count: int, host: str = "") -> list[int]:
-    """Return ``count`` different TCP ports that are free on ``host`` at this moment."""
+    """Return ``count`` different TCP ports that are free on ``host`` at this moment.
+
+    They are from `ports_to_give`, as far as so many are free there.
+
+    Raises:
+        ConfigError: ``host`` is no address of this machine.
+    """
+    host, given = host or "0.0.0.0", ports_to_give()
+    resolve(host, 0)  # a name without an address is looked up once, and not for each port
     with ExitStack() as held:  # holds each port until the last is found, so that none comes twice
-        listeners = [held.enter_context(listen(host or "0.0.0.0", 0)) for _ in range(count)]
+        listeners: list[socket.socket] = []
+        for port in _random.sample(given, min(len(given), count + _TAKEN_PORTS)):
+            if len(listeners) == count:
+                break
+            with suppress(ConfigError):  # it is taken
+                listeners.append(held.enter_context(listen(host, port)))
+        while len(listeners) < count:
+            listeners.append(held.enter_context(listen(host, 0)))
         return [int(sock.getsockname()[1]) for sock in listeners]
+
+
+def ports_to_give() -> range:
+    """Return ports to choose one from that another process is to bind.
+
+    They are below those that the system gives by itself: any socket that connects may get one of
+    those between the choice and the use.
+    """
+    told = Path(_AUTOMATIC)
+    below = int(told.read_text().split()[0]) if told.exists() else _USUAL_AUTOMATIC
+    if below < _LEAST_PORTS + 1024:  # the system gives nearly all of them
+        below = _USUAL_AUTOMATIC
+    return range(min(_FIRST_PORT, below - _LEAST_PORTS), below)
 
 
 def is_free(host: str, port: int) -> bool:

@@ -30,7 +30,7 @@ def test_a_port_that_is_taken_is_not_given() -> None:
 def _is_refused(port: int) -> None:
     """Check that this process does not get ``port``, although it draws no other."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random.SystemRandom, "randrange", lambda *_: port)
+        patch.setattr(random.SystemRandom, "sample", lambda self, given, count: [port] * count)
         with pytest.raises(ResourceError, match="are taken"):
             free_port()
 

@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import pytest
+from support.conditions import SetConstants
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.transport import sockets
+from gigl_loader.transport.sockets import free_ports
 
 
 def test_loopback_is_told_from_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +37,36 @@ def test_no_way_to_a_host_names_the_host() -> None:
     """The kernel refuses to send to all of a network, as it does where there is no route."""
     with pytest.raises(ConfigError, match=r"cannot reach '255\.255\.255\.255' from this machine"):
         sockets.address_towards("255.255.255.255")
+
+
+def test_a_port_to_give_is_none_that_the_system_gives_meanwhile(
+    tmp_path: Path, constants: SetConstants
+) -> None:
+    """Not to a socket that connects, nor where it gives all ports but the first thousand."""
+    for told, least, below in (
+        ("32768\t60999", 15_000, 32_768), ("16000 60999", 15_000, 16_000),
+        ("5000 60999", 4000, 5000), ("1024 65535", 15_000, 32_768),
+    ):  # fmt: skip
+        (tmp_path / "range").write_text(f"{told}\n")
+        constants(sockets, _AUTOMATIC=str(tmp_path / "range"))
+        ports = free_ports(50, "127.0.0.1")
+        assert len(set(ports)) == 50
+        assert all(least <= port < below for port in ports), told
+
+
+def test_where_they_are_taken_the_system_gives_ports(
+    tmp_path: Path, constants: SetConstants
+) -> None:
+    with sockets.listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "range").write_text(f"{port + 1} 60999")
+        constants(
+            sockets, _AUTOMATIC=str(tmp_path / "range"), _FIRST_PORT=port, _LEAST_PORTS=1
+        )  # fmt: skip
+        (other,) = free_ports(1, "127.0.0.1")
+    assert other not in (0, port)
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        free_ports(1, "192.0.2.1")
 
 
 def test_free_ports_are_free() -> None:
