@@ -1,5 +1,6 @@
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,10 +22,23 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # each other, as on a busy machine they would spin for most of a test's processor time
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# In memory, where there is much: before ext4 makes a file it looks at each one that was removed in
+# the last five minutes, which with thousands of tests was a thirtieth of their processor time.
+_MEMORY = Path("/dev/shm")
+if (
+    "PYTEST_DEBUG_TEMPROOT" not in os.environ
+    and os.access(_MEMORY, os.W_OK)
+    and shutil.disk_usage(_MEMORY).free > 4 << 30
+):
+    # not by the name of the package: its tests look for what it may leave there
+    _root = _MEMORY / f"tests-of-loaders-{os.getuid()}"
+    _root.mkdir(mode=0o700, exist_ok=True)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_root)
+
 pytest_plugins = ("support.conditions",)
 
-IMPORTED_BY_EXAMPLES = "sklearn.datasets", "matplotlib.backends.backend_agg"
-"""By nearly each process of each example, which takes it a second."""
+IMPORTED_ONCE = "sklearn.datasets", "matplotlib.backends.backend_agg", "warp"
+"""By nearly each process of each example, which takes it a second; and by each that runs tests."""
 
 _FEW_OBJECTS = 100_000
 """A search for garbage among so many takes some hundredths of a second."""
@@ -36,8 +50,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],  # by the clock: a busy machine would fail it
     max_examples=ALL,
 )
-settings.register_profile("half", settings.get_profile("all"), max_examples=ALL // 2)
-settings.load_profile("half")
+settings.register_profile("quarter", settings.get_profile("all"), max_examples=ALL // 4)
+settings.load_profile("quarter")
 
 
 @pytest.hookimpl(trylast=True)  # once it is known which tests run
@@ -95,8 +109,8 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
     until_the_end = ExitStack()
     config.add_cleanup(until_the_end.close)
-    # the oldest versions are tried without what the examples need
-    here = [name for name in IMPORTED_BY_EXAMPLES if find_spec(name.partition(".")[0])]
+    # the oldest versions are tried without what the examples and some tests need
+    here = [name for name in IMPORTED_ONCE if find_spec(name.partition(".")[0])]
     until_the_end.enter_context(forked_pythons("support.warm", "pytest", *here))
     gc.freeze()  # pytest collects garbage at its end, several times
 
@@ -148,6 +162,17 @@ def _fast_supervisors() -> Iterator[None]:
 
     with fast_supervisors():
         yield
+
+
+@pytest.fixture
+def starts_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes of the test have no zygote, which takes each a fiftieth of a second.
+
+    A pool of workers that one of them starts nevertheless starts as a user's does.
+    """
+    from support import zygote
+
+    monkeypatch.setenv(zygote.VARIABLE, "0")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -72,7 +72,7 @@ def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
 @pytest.mark.longest
 def test_the_demo_learns(tmp_path):
     done = run_python(  # and the five processes that it starts
-        str(ROOT / "examples/graph_store/demo.py"), "--epochs", "4",
+        str(ROOT / "examples/graph_store/demo.py"), "--epochs", "3",
         f"--figure={tmp_path}/curve.png", environment=ENVIRONMENT, timeout_s=380,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,8 @@ from gigl_loader.dataset.gigl_types import to_heterogeneous_node
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.testing import TinyGraph, run_ranks
 
+pytestmark = pytest.mark.usefixtures("starts_no_workers")
+
 
 def _expected(graph: TinyGraph, edge_dir: EdgeDir) -> dict[str, list[int]]:
     """Return the degrees of each type, counted edge by edge."""

@@ -17,6 +17,8 @@ from gigl_loader import (
 )
 from gigl_loader.testing import TinyGraph, run_ranks
 
+pytestmark = pytest.mark.usefixtures("starts_no_workers")
+
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(

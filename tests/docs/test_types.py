@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -156,7 +156,7 @@ def _checked(found: list[tuple[str, int, str]], *, reads_pyg: bool) -> None:
     assert {line for _, line, _ in found} == planted
 
 
-def test_mypy_accepts_the_docs_and_sees_misspelt_choices(folder: Path) -> None:
+def _by_mypy(folder: Path) -> list[tuple[str, int, str]]:
     """By the project's own options, so that what `make lint` has read of torch is read once."""
     done = subprocess.run(
         [sys.executable, "-m", "mypy", f"--config-file={ROOT / 'pyproject.toml'}",
@@ -168,11 +168,10 @@ def test_mypy_accepts_the_docs_and_sees_misspelt_choices(folder: Path) -> None:
     # names without a folder: the pages alone
     errors = re.findall(r"^([\w.]+):(\d+): error: (.*)$", done.stdout, re.MULTILINE)
     assert errors, done.stdout + done.stderr
-    _checked([(name, int(line), text) for name, line, text in errors], reads_pyg=False)
+    return [(name, int(line), text) for name, line, text in errors]
 
 
-@pytest.mark.longest
-def test_pyright_accepts_the_docs_and_sees_misspelt_choices(folder: Path) -> None:
+def _by_pyright(folder: Path) -> list[tuple[str, int, str]]:
     (folder / "pyrightconfig.json").write_text(json.dumps({
         "include": ["*.py"], "extraPaths": [str(ROOT), str(ROOT / "examples")],
         # pyright's own default; basedpyright is the build of it that installs without a download
@@ -186,8 +185,22 @@ def test_pyright_accepts_the_docs_and_sees_misspelt_choices(folder: Path) -> Non
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)["generalDiagnostics"]
     assert found, done.stdout
-    lines = [
+    return [
         (Path(one["file"]).name, one["range"]["start"]["line"] + 1, one["message"])
         for one in found if one["severity"] in ("error", "warning")
     ]  # fmt: skip
-    _checked(lines, reads_pyg=True)
+
+
+@pytest.mark.parametrize(
+    ("errors_in", "reads_pyg"),
+    [
+        pytest.param(_by_mypy, False, id="mypy"),
+        pytest.param(
+            _by_pyright, True, id="pyright", marks=[pytest.mark.wide, pytest.mark.longest]
+        ),
+    ],
+)
+def test_checkers_accept_the_docs_and_see_misspelt_choices(
+    errors_in: Callable[[Path], list[tuple[str, int, str]]], reads_pyg: bool, folder: Path
+) -> None:
+    _checked(errors_in(folder), reads_pyg=reads_pyg)

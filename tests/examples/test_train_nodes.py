@@ -37,14 +37,14 @@ def _check_readme(printed: str) -> None:
 @pytest.mark.longest
 def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
     printed = torchrun_example(
-        "train_nodes.py", "--epochs", "6", f"--figure={tmp_path}/curve.png",
+        "train_nodes.py", "--epochs", "4", f"--figure={tmp_path}/curve.png",
         f"--tensorboard={tmp_path}/board", ranks=2,
     )  # fmt: skip
     assert _accuracy(printed) > 0.93
     _check_readme(printed)
-    assert len(re.findall(r"epoch +\d+/6  loss .* seeds/s", printed)) == 6
+    assert len(re.findall(r"epoch +\d+/4  loss .* seeds/s", printed)) == 4
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    _check_board(tmp_path / "board", epochs=6)
+    _check_board(tmp_path / "board", epochs=4)
 
 
 def _check_board(folder: Path, epochs: int) -> None:

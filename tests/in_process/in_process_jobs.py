@@ -134,7 +134,7 @@ def a_rank_stops_beside_two(rank: int, size: int) -> None:
     """
     pids: list[Any] = [None] * size
     dist.all_gather_object(pids, os.getpid())
-    batches = iter(loader_of(rank, size, timeout=10 if rank == 0 else 60))
+    batches = iter(loader_of(rank, size, timeout=10 if rank == 0 else 25))
     next(batches)
     meet_in_store("before rank 1 stops")
     if rank == 1:

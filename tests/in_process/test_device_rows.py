@@ -20,6 +20,8 @@ from gigl_loader.ranks import backends_of, exchanged_on
 from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.testing import run_ranks
 
+pytestmark = pytest.mark.usefixtures("starts_no_workers")
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 

@@ -14,6 +14,8 @@ from gigl_loader.inference.full import full_graph
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.testing import run_ranks
 
+pytestmark = pytest.mark.usefixtures("starts_no_workers")
+
 ranks = pytest.mark.multiprocess
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from gigl_loader.testing import run_ranks
 
+pytestmark = pytest.mark.usefixtures("starts_no_workers")
+
 WORLD, KILLS = 2, 4
 
 

@@ -15,6 +15,8 @@ from gigl_loader import DistFeature, GraphStoreInfo, RemoteDistDataset
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.testing import run_cluster
 
+pytestmark = pytest.mark.usefixtures("starts_no_workers")
+
 GRAPH, DATA = full_jobs.graph(), typed_layers.graph()
 
 

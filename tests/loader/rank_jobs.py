@@ -491,7 +491,7 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
     rank 1 notices it well before rank 0 gives it up.
     """
     with _big_loader(rank, size, max_restarts=0) as loader:
-        expected = [batch_tensors(batch) for batch in itertools.islice(loader, 150)]
+        expected = [batch_tensors(batch) for batch in itertools.islice(loader, 100)]
     dist.barrier()
     producer._STOPPED_SHARE = 0.01  # so that the test is short: 1.2 s, and rank 0 waits for 96
     with _big_loader(rank, size) as loader:
@@ -512,22 +512,22 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
         else:
             found += [batch_tensors(next(iterator)) for _ in range(40)]
         dist.barrier()  # nor here
-        found += [batch_tensors(next(iterator)) for _ in range(150 - len(found))]
+        found += [batch_tensors(next(iterator)) for _ in range(100 - len(found))]
         assert loader.stats()["restarts"] == 1 + rank
         start = time.monotonic()
     assert time.monotonic() - start < LINGER_S * 1.5
     _check_same_tensors(found, expected)
     with _big_loader(rank, size, num_workers=2, remote_cache="30%") as loader:
         found = []
-        for number, batch in enumerate(itertools.islice(loader, 80)):
+        for number, batch in enumerate(itertools.islice(loader, 60)):
             found.append(batch_tensors(batch))
             if number in (20, 40):  # one of the two, then the other
                 os.kill(worker_pid(loader, number // 40), signal.SIGKILL)
         assert loader.stats()["restarts"] == 2
-        _check_same_tensors(found, expected[:80])
+        _check_same_tensors(found, expected[:60])
         loader.set_epoch(1)
         loader.stats(reset=True)
-        list(itertools.islice(loader, 80))
+        list(itertools.islice(loader, 60))
         assert loader.stats()["hit_rate"] > 0, "the next epoch has the cache again"
 
 

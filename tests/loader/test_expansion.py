@@ -146,13 +146,13 @@ def _check_failure_out_of_turn(remote, nodes) -> None:
         assert torch.cat([b.batch for b in (first, *epoch)]).tolist() == list(range(40))
 
 
-def _use_store(info, rank: int, digests: list[list[str]]) -> None:
+def _use_store(info, rank: int, digests: list[list[str]], kinds: tuple[int, ...]) -> None:
     remote = RemoteDistDataset(info, rank)
     nodes = remote.fetch_node_ids()
     assert _digests(remote, nodes, shard="none") == digests  # on each rank all of them
     _check_failure_out_of_turn(remote, nodes)
-    for how in HOW:
-        _check_nodes(remote, nodes, how, shard="none")
+    for kind in kinds:
+        _check_nodes(remote, nodes, HOW[kind], shard="none")
     times = {server: ids % 7 * 9 for server, ids in nodes.items()}
     _check_nodes(remote, nodes, HOW[2], times, shard="none")
     with DistSubGraphLoader(
@@ -193,13 +193,19 @@ def _use_store(info, rank: int, digests: list[list[str]]) -> None:
 
 
 @pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    "kinds",
+    # how neighbours are drawn and kept shows where they are read, and the digests read them there
+    [(0, 4), pytest.param((1, 2, 3), marks=pytest.mark.wide)],
+    ids=["few", "others"],
+)
 def test_a_graph_store_gives_the_batches_of_one_partition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kinds: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")  # so that questions by time go over the wire
     digests = _digests(GRAPH.dataset(), torch.arange(40), num_workers=0)
     run_cluster(
-        _use_store, digests, dataset=_dataset, tmp_path=tmp_path, servers=2, clients=2,
+        _use_store, digests, kinds, dataset=_dataset, tmp_path=tmp_path, servers=2, clients=2,
         allow_samplers=(__name__,),
     )  # fmt: skip
 

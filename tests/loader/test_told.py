@@ -13,7 +13,12 @@ pytestmark = pytest.mark.multiprocess
 
 @pytest.mark.parametrize(
     ("job", "world"),
-    [("told_once", 3), ("colocated", 2), ("uneven", 2), ("others_never_come", 2)],
+    [
+        ("told_once", 3),
+        ("colocated", 2),
+        ("uneven", 2),
+        pytest.param("others_never_come", 2, marks=pytest.mark.longest),
+    ],
 )
 def test_ranks(job: str, world: int, tmp_path: Path) -> None:
     # The deadline of the group is that of the test: nobody may wait for it.

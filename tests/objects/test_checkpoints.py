@@ -5,7 +5,6 @@ import itertools
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import zipfile
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from object_server import Fault, failing, flip, hold_back
+from support.scripts import ForkedPython
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, DistNeighborLoader, load_checkpoint, save_checkpoint
@@ -115,8 +115,8 @@ save_checkpoint({"model": {"weight": torch.zeros(10_000_000)}}, sys.argv[1])
 )
 def test_a_job_killed_while_it_saves_leaves_the_checkpoint_before(where, moment) -> None:
     save_checkpoint(STATE, where)
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(where), moment])
-    assert killed.returncode == -signal.SIGKILL
+    with ForkedPython([sys.executable, "-c", KILLED, str(where), moment]) as job:
+        assert job.wait() == -signal.SIGKILL
     assert _equal(load_checkpoint(where))
 
 
@@ -126,7 +126,7 @@ def test_a_job_killed_while_it_uploads_leaves_the_checkpoint_before(storage) -> 
     save_checkpoint(STATE, url)
     arrived, release = threading.Event(), threading.Event()
     storage.proxy.faults = [Fault(hold_back(arrived, release), r".*/model\.pt", "PUT")]
-    job = subprocess.Popen([sys.executable, "-c", KILLED, url, ""])
+    job = ForkedPython([sys.executable, "-c", KILLED, url, ""])
     assert arrived.wait(120), "the first of three parts"
     job.kill()
     assert job.wait() == -signal.SIGKILL

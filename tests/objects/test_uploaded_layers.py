@@ -22,6 +22,8 @@ from gigl_loader.objects import object_folder
 from gigl_loader.objects.object_folder import ObjectFolder
 from gigl_loader.testing import run_ranks
 
+pytestmark = pytest.mark.usefixtures("starts_no_workers")
+
 LAYER_0 = {"_part-00000.layer0", "_part-00000.layer0.note"}
 RESULTS = {"_manifest.json", "part-00000.ids.npy", "part-00000.npy"}
 

@@ -16,7 +16,7 @@ from test_device_batches import REFUSED
 
 from gigl_loader.testing import run_ranks
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("starts_no_workers")]
 
 KNOWN = json.loads((Path(cases.__file__).parent / "digests.json").read_text())
 ALL = sorted(set(CASES) - REFUSED)

@@ -1,4 +1,4 @@
-"""How many examples property-based tests draw: `make test` half of what `make test-all` does."""
+"""How many examples property-based tests draw: `make test` a quarter of those of `test-all`."""
 
 from hypothesis import settings
 

@@ -184,7 +184,8 @@ def in_namespace(name: str, *words: str) -> list[str]:
 
 def be(words: list[str], to_children: bool, finalized: bool) -> None:
     """Be the interpreter that is told ``words``: the streams, folder and environment are set."""
-    zygote.fork_zygote()
+    if os.environ.get(zygote.VARIABLE) != "0":
+        zygote.fork_zygote()
     if finalized:
         _prepare_to_interpret(to_children)
         _end_the_interpreter(_call(words))

@@ -41,8 +41,8 @@ _IMPORT_TIMEOUT_S = 300.0  # where all others of this machine import, too
 STREAMS = 3
 NAME = "gigl-zygote"
 """What a zygote is called in ``/proc/<pid>/comm``."""
-_VARIABLE = "GIGL_LOADER_TESTS_FORK"
-"""Set where each `ForkedProcess` is to have a zygote."""
+VARIABLE = "GIGL_LOADER_TESTS_FORK"
+"""1: each `ForkedProcess` is to have a zygote; 0: none has. A `ForkedPython` has one but for 0."""
 system.IGNORED.add(NAME)
 
 _libc = ctypes.CDLL(None)
@@ -122,17 +122,17 @@ def use_zygote(zygote: Zygote | None) -> Iterator[None]:
 
     So do processes of multiprocessing with the start method spawn, and its fork server.
     """
-    before = pool.start_supervisor, util.spawnv_passfds, os.environ.get(_VARIABLE)
+    before = pool.start_supervisor, util.spawnv_passfds, os.environ.get(VARIABLE)
     # names of modules, replaced for the process: workers are started deep below a loader that a
     # test makes as a user does
     pool.start_supervisor = _in_new_interpreter if zygote is None else zygote.start
     util.spawnv_passfds = _spawn if zygote is None else _fork_or_spawn
-    os.environ[_VARIABLE] = str(int(zygote is not None))
+    os.environ[VARIABLE] = str(int(zygote is not None))
     try:
         yield
     finally:
         pool.start_supervisor, util.spawnv_passfds, variable = before
-        os.environ[_VARIABLE] = variable or "0"
+        os.environ[VARIABLE] = variable or "0"
 
 
 @contextlib.contextmanager
@@ -193,7 +193,7 @@ def current_zygote() -> Zygote | None:
 def _with_zygote(kind: Any, environment: dict[str, str]) -> Any:
     """Prepare a `ForkedProcess`: where its starter uses a zygote, it has one, too."""
     process = _with_environment(kind, environment)
-    if environment.get(_VARIABLE) == "1":
+    if environment.get(VARIABLE) == "1":
         fork_zygote()
     return process
 
@@ -244,7 +244,7 @@ def fork_zygote() -> None:
         never_return(_forget_zygote, lambda: _close_all_but(theirs.fileno()), lambda: serve(theirs))
     theirs.close()
     pool.start_supervisor, util.spawnv_passfds = Zygote(ours).start, _fork_or_spawn
-    os.environ[_VARIABLE] = "1"
+    os.environ[VARIABLE] = "1"
 
 
 def _forget_zygote() -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.scripts import run_python
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("starts_no_workers")]
 
 ROWS = 40
 

@@ -110,7 +110,7 @@ def test_a_delta_table_has_the_rows_that_its_own_reader_has(
     assert DeltaVersion.of(path, None).version == deltalake.DeltaTable(path).version()
 
 
-@pytest.mark.parametrize("changes", [32, pytest.param(400, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("changes", [20, pytest.param(400, marks=pytest.mark.wide)])
 def test_an_iceberg_table_has_the_rows_that_its_own_reader_has(
     catalog: Any, monkeypatch: pytest.MonkeyPatch, changes: int
 ) -> None:

@@ -93,6 +93,7 @@ def link() -> Iterator[Link]:
         yield found
 
 
+@pytest.mark.longest
 def test_a_cable_that_is_pulled_and_put_back(link: Link) -> None:
     security = SECURITIES["tls"]()
     with Caller(*link.address, security, "far", patience_s=5.0) as caller:
