@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import random
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,14 +28,13 @@ def free_port(host: str = "127.0.0.1") -> int:
     Raises:
         ResourceError: All ports that were tried are taken.
     """
-    given = sockets.ports_to_give()
-    # so many taken ports in a row mean another problem, such as a wrong address
-    for port in random.SystemRandom().sample(given, 99):
+    tried, given = sockets.drawn_ports(0), sockets.ports_to_give()
+    for port in tried:
         if _reserve(port) and sockets.is_free(host, port):
             return port
     raise ResourceError(
-        f"99 ports of {host} between {given.start} and {given.stop} are taken: is it an address of "
-        "this machine?"
+        f"{len(tried)} ports of {host} between {given.start} and {given.stop} are taken: is it an "
+        "address of this machine?"
     )
 
 

@@ -33,11 +33,10 @@ Address = tuple[Any, ...]
 """An address as `socket` takes it: host and port, for IPv6 also flow and scope."""
 _AUTOMATIC = "/proc/sys/net/ipv4/ip_local_port_range"
 _USUAL_AUTOMATIC = 32_768
-"""Where the ports begin that Linux gives by itself."""
+"""First port of the range that Linux gives by itself."""
 _FIRST_PORT, _LEAST_PORTS = 15_000, 1000
 _TAKEN_PORTS = 99
 """So many taken ones in a row mean another problem, such as a wrong address."""
-_random = random.SystemRandom()  # other processes draw too, and may share a seed
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h: the IPv4 address of an interface
 
 
@@ -145,11 +144,11 @@ def free_ports(count: int, host: str = "") -> list[int]:
     Raises:
         ConfigError: ``host`` is no address of this machine.
     """
-    host, given = host or "0.0.0.0", ports_to_give()
+    host = host or "0.0.0.0"
     resolve(host, 0)  # a name without an address is looked up once, and not for each port
     with ExitStack() as held:  # holds each port until the last is found, so that none comes twice
         listeners: list[socket.socket] = []
-        for port in _random.sample(given, min(len(given), count + _TAKEN_PORTS)):
+        for port in drawn_ports(count):
             if len(listeners) == count:
                 break
             with suppress(ConfigError):  # it is taken
@@ -157,6 +156,13 @@ def free_ports(count: int, host: str = "") -> list[int]:
         while len(listeners) < count:
             listeners.append(held.enter_context(listen(host, 0)))
         return [int(sock.getsockname()[1]) for sock in listeners]
+
+
+def drawn_ports(count: int) -> list[int]:
+    """Return some of `ports_to_give` to try where ``count`` are wanted: as many, and 99 more."""
+    given = ports_to_give()
+    draw = random.SystemRandom()  # other processes draw too, and may share a seed
+    return draw.sample(given, min(len(given), count + _TAKEN_PORTS))
 
 
 def ports_to_give() -> range:
