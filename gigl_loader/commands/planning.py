@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -21,6 +22,7 @@ from gigl_loader.plan.needs import DTYPE_BYTES, SHIPPED, Costs, Job, graph_bytes
 from gigl_loader.sizes import NUMBER, parse_size, read_number
 
 _LINK_GBIT = 10.0
+_LOOK_S = 0.25
 _OF_A_GRAPH = ("nodes", "edges", "dim", "dtype")
 _OF_A_JOB = (
     "num_neighbors", "batch_size", "ranks_per_machine", "num_workers", "cores", "step_ms",
@@ -310,17 +312,22 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 def _serve_measurement(args: argparse.Namespace) -> int:
     """Be the second host of a measurement, until this process is told to stop."""
-    ends = {signal.SIGINT, signal.SIGTERM}
     security, (host, port) = security_of(args), args.answer
-    # Before any threads, which inherit it; restored afterwards, as children would inherit it, too.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    told: list[int] = []
+    # Handlers, as a mask would hold for this thread alone: libraries have started others by now.
+    before = {
+        end: signal.signal(end, lambda number, _: told.append(number))
+        for end in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         with Answerer(host, port, security) as answerer:
             host, port = answerer.address
             print(f"answers gigl-loader plan --calibrate FILE --with {host}:{port}", flush=True)
-            signal.sigwait(ends)
+            while not told:
+                time.sleep(_LOOK_S)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for end, handler in before.items():
+            signal.signal(end, handler)
     return 0
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+pytestmark = pytest.mark.waits
+
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "faults"
 
 

@@ -19,6 +19,8 @@ import torch
 from support.conditions import Clock, Gpus
 from support.scripts import ForkedPython
 
+pytestmark = pytest.mark.waits
+
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "gpu"
 
 

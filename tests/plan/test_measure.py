@@ -76,3 +76,27 @@ def test_the_second_host_answers_until_it_is_told_to_stop(end: signal.Signals) -
         measure.meet(SecondHost(host, int(port), Security.local()))
         process.send_signal(end)
         assert process.wait(60) == 0
+
+
+@pytest.mark.multiprocess
+def test_the_second_host_may_be_told_to_stop_before_it_waits() -> None:
+    # by a thread that libraries started: the system may give a signal to any
+    script = """
+import os, signal, sys, threading
+from gigl_loader.commands.planning import main
+
+told = threading.Event()
+threading.Thread(target=told.wait, daemon=True).start()
+
+class Output:
+    def write(self, text):
+        if text.startswith("answers"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def flush(self):
+        pass
+
+sys.stdout = Output()
+raise SystemExit(main(["--answer", "127.0.0.1:0"]))
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0

@@ -29,6 +29,8 @@ from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import TinyGraph, wait_until
 
+pytestmark = pytest.mark.waits
+
 PLAIN = TinyGraph.random(60, 400, seed=5)
 TYPED = TinyGraph.random(40, 200, heterogeneous=True)
 BUYS = ("user", "buys", "item")

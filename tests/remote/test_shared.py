@@ -173,7 +173,12 @@ def test_who_hangs_up_takes_no_batch_and_nothing_is_packed_for_it(shared, produc
     gone = _fetch(shared, 1, 0, pack=lambda *found: packed.append(found))
     gone.cancel()
     producer.events.put(producer.bring)
-    assert _fetch(shared, 1, 1).result(60)[0].ticket.position == 0
+    served = threading.Event()
+    producer.events.put(served.set)  # by the next round of the pumping thread
+    assert served.wait(60)
+    assert producer.stream(0).taken == 0
+    again = _fetch(shared, 1, 0, connection=1)  # as a client asks that has connected anew
+    assert again.result(60)[0].ticket.position == 0
     assert packed == []
 
 

@@ -27,6 +27,8 @@ from gigl_loader.message import Attempt, BatchTicket, Received
 from gigl_loader.options import SourceOptions
 from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 
+pytestmark = pytest.mark.waits
+
 BATCH_SIZE, NUM_SERVERS = 2, 4
 OPTIONS = SourceOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.2)
 

@@ -20,6 +20,8 @@ from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import Security
 
+pytestmark = pytest.mark.waits
+
 SECURITY = Security.local()
 
 

@@ -35,6 +35,8 @@ from gigl_loader.transport import (
 )
 from gigl_loader.transport import caller as caller_module
 
+pytestmark = pytest.mark.waits
+
 
 def test_answers_come_in_the_order_of_the_questions(network: Network) -> None:
     service = network.service()

@@ -23,6 +23,8 @@ from gigl_loader.transport import Caller, EndReason, Listener, Method, Peer, Sec
 from gigl_loader.transport.listener import _PeerConnection
 from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, FrameKind, Stream, pack
 
+pytestmark = pytest.mark.waits
+
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:

@@ -32,6 +32,8 @@ from gigl_loader.transport.stream import (
     read_frame,
 )
 
+pytestmark = pytest.mark.waits
+
 LONG_S = 60.0
 """Of a wait that ends by itself, unless something is broken."""
 

@@ -36,6 +36,8 @@ from gigl_loader.workers.peers import (
 )
 from gigl_loader.workers.pipe import WorkerSetup
 
+pytestmark = pytest.mark.waits
+
 GRAPH = TinyGraph.random(60, 500)
 VIEW = as_worker_gets(GRAPH.partitions(2)[1].view())
 OWN = np.flatnonzero(VIEW.node_books[NODE].owner(np.arange(60)) == 1)
