@@ -3,7 +3,7 @@
 It is never over for one that is only slow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from support.sources import source_of
@@ -14,18 +14,22 @@ from gigl_loader.workers.pool import process_state
 ENDED = ("gone", "dead", "state X")
 
 
-def pass_the_timeout(loader: DistNeighborLoader, hangs: Callable[[], object]) -> None:
-    """Let the loader's timeout pass whenever ``hangs()`` and all other workers are done.
+def pass_the_timeout(loader: DistNeighborLoader, hung: Callable[[], Collection[int]]) -> None:
+    """Let the loader's timeout pass whenever each worker that has batches is one of ``hung()``.
 
     A short timeout would do, were it not that a healthy worker of a busy machine may take longer.
+
+    Args:
+        loader: Workers are processes of its own.
+        hung: Process ids of workers that hang now.
     """
     producer = source_of(loader)
     pump, recovery = producer.pump, producer.recovery
 
     def pump_and_age(timeout_s: float, *failures: list) -> bool:
         found = pump(min(timeout_s, 0.05), *failures)
-        busy = sum(map(bool, recovery.under_way.loads))
-        if not found and busy == 1 and not recovery.hung and hangs():
+        busy = {producer.pids[worker] for worker in recovery.busy_workers}
+        if not found and busy and not recovery.hung and busy <= set(hung()):
             recovery.last_progress = float("-inf")
         return found
 
@@ -41,8 +45,8 @@ def is_stopped(pid: int) -> bool:
     return process_state(pid).startswith("stopped")
 
 
-def has_hung(note: Path) -> bool:
-    """Return whether a worker that wrote its pid into ``note``, a file or a folder, still lives."""
+def hung_pids(note: Path) -> list[int]:
+    """Return workers that wrote their pid into ``note``, a file or a folder, and still live."""
     files = note.iterdir() if note.is_dir() else [note] if note.exists() else []
     pids = [int(text) for text in (file.read_text() for file in files) if text]
-    return any(process_state(pid) not in ENDED for pid in pids)
+    return [pid for pid in pids if process_state(pid) not in ENDED]

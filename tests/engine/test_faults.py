@@ -23,7 +23,7 @@ import pytest
 import torch
 from stalls import (
     ENDED,
-    has_hung,
+    hung_pids,
     is_stopped,
     pass_the_timeout,
     worker_pids,
@@ -145,7 +145,7 @@ def test_a_stopped_worker() -> None:
         pid = worker_pid(loader)
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: is_stopped(pid), "the worker is stopped")
-        pass_the_timeout(loader, lambda: is_stopped(pid))
+        pass_the_timeout(loader, lambda: [pid] if is_stopped(pid) else [])
         with _bounded(), pytest.raises(PeerTimeoutError, match=r"120\.0 s") as caught:
             list(iterator)
         assert f"worker 0 (pid {pid}, stopped by a signal" in str(caught.value)
@@ -163,7 +163,7 @@ def test_a_worker_that_hangs(tmp_path: Path) -> None:
         iterator = iter(loader)
         for _ in range(3):
             next(iterator)
-        pass_the_timeout(loader, lambda: has_hung(tmp_path))
+        pass_the_timeout(loader, lambda: hung_pids(tmp_path))
         with (
             _bounded(),
             pytest.raises(PeerTimeoutError, match=r"batch 3 of epoch 0 from worker \d .pid \d+, "),

@@ -21,7 +21,7 @@ import torch
 from faults import end_supervisor
 from stalls import (
     ENDED,
-    has_hung,
+    hung_pids,
     is_stopped,
     pass_the_timeout,
     worker_pids,
@@ -186,7 +186,7 @@ def test_a_worker_that_is_stopped_is_replaced(undisturbed: str, caplog) -> None:
         if (epoch, batch) == (1, 7):
             stopped.append(worker_pid(loader))
             _end(stopped[0], signal.SIGSTOP)
-            pass_the_timeout(loader, lambda: is_stopped(stopped[0]))
+            pass_the_timeout(loader, lambda: [pid for pid in stopped if is_stopped(pid)])
 
     stopped: list[int] = []
     with _make() as loader:
@@ -207,7 +207,7 @@ def test_what_one_worker_stumbles_over_the_next_one_samples(
 
         def disturb(epoch: int, batch: int) -> None:
             if how == "hang" and (epoch, batch) == (0, 100):
-                pass_the_timeout(loader, lambda: has_hung(tmp_path / how))
+                pass_the_timeout(loader, lambda: hung_pids(tmp_path / how))
 
         assert _digest(loader, disturb=disturb) == undisturbed
         assert loader.stats()["restarts"] >= 1
@@ -222,7 +222,7 @@ def test_a_batch_that_ends_every_worker(how: str, tmp_path: Path) -> None:
         iterator = iter(loader)
         for _ in range(10):
             next(iterator)
-        pass_the_timeout(loader, lambda: has_hung(tmp_path))
+        pass_the_timeout(loader, lambda: hung_pids(tmp_path))
         error = WorkerDiedError if how == "exit" else PeerTimeoutError
         with pytest.raises(error, match=r"batch 20 of epoch 0 .* its 2 seeds are \[40, 41\]"):
             list(iterator)
