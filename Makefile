@@ -80,29 +80,29 @@ lint:
 test:
 	@$(TESTED) true
 	@($(LINT)) & lint=$$!; failed=0; \
-	$(TESTED) python -m pytest -n 5 -m "not wide" $(ARGS) || failed=$$?; \
+	$(TESTED) python -m pytest -n 6 -m "not wide" $(ARGS) || failed=$$?; \
 	wait $$lint || { echo "lint or types failed: see above, or run make lint" >&2; failed=1; }; \
 	exit $$failed
 
 test-all: lint
-	$(TESTED) python -m pytest -n 5 --hypothesis-profile=all $(ARGS)
+	$(TESTED) python -m pytest -n 6 --hypothesis-profile=all $(ARGS)
 
 test-tls:
-	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 5 tests/remote tests/link tests/loader $(ARGS)
+	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 6 tests/remote tests/link tests/loader $(ARGS)
 
 test-modern:
-	$(MODERN) python -m pytest -n 5 $(ARGS)
+	$(MODERN) python -m pytest -n 6 $(ARGS)
 
 test-native:
 	$(NATIVE) python -c 'from gigl_loader import _glt; assert _glt.native_available'
-	$(NATIVE) python -m pytest -n 5 $(ARGS)
+	$(NATIVE) python -m pytest -n 6 $(ARGS)
 
 test-oldest:
-	$(OLDEST) python -m pytest -n 5 $(SEAMS) $(ARGS)
+	$(OLDEST) python -m pytest -n 6 $(SEAMS) $(ARGS)
 
 coverage:
 	$(TESTED) coverage erase
-	$(TESTED) coverage run -m pytest -n 5 $(ARGS)
+	$(TESTED) coverage run -m pytest -n 6 $(ARGS)
 	$(TESTED) coverage combine -q
 	$(TESTED) coverage html -q -d out/coverage
 	$(TESTED) coverage report

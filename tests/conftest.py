@@ -75,29 +75,29 @@ def _long_ones_first(items: list[pytest.Item]) -> None:
     """Let each process that runs tests begin with long ones: short ones fill the end.
 
     Each is given a run of ``items`` of equal length at first, so these are dealt like cards: files
-    whose tests start processes or wait, then the others. A hand has just that length: the first
-    tests of a longer one would be the last that the process before it runs.
+    whose tests start processes, then the others. A hand has just that length: the first tests of a
+    longer one would be the last that the process before it runs.
 
-    The longest tests wait most of their time, so they are spread: several at once would leave the
-    cores idle.
+    What waits most of its time is spread over the first: several at once leave the cores idle.
     """
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     # as pytest-xdist cuts them
     lengths = [(len(items) + position) // count for position in range(count)]
     hands: list[list[pytest.Item]] = [[] for _ in lengths]
-    longest = [item for item in items if item.get_closest_marker("longest")]
+    waiting = [[item] for item in items if item.get_closest_marker("longest")]
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
-        if item not in longest:
+        if not item.get_closest_marker("longest"):
             files.setdefault(item.path, []).append(item)
-    marked = ("multiprocess", "waits")
-    early = {item.path for item in items if any(map(item.get_closest_marker, marked))}
-    every = len(early) // (2 * len(longest)) + 1 if longest else 1
-    for position, path in enumerate(sorted(files, key=lambda path: path not in early)):
-        if position % every == 0 and longest:
-            hands[position // every % count].append(longest.pop(0))
+    waiting += [files.pop(item.path) for item in items
+                if item.get_closest_marker("waits") and item.path in files]  # fmt: skip
+    starts = {item.path for item in items if item.get_closest_marker("multiprocess")}
+    every = 1 + len(starts) // (2 * len(waiting) + 1)
+    for position, path in enumerate(sorted(files, key=lambda path: path not in starts)):
+        if position % every == 0 and waiting:
+            hands[position // every % count].extend(waiting.pop(0))
         min(hands, key=len).extend(files[path])  # a file stays together: its fixtures are shared
-    hands[0].extend(longest)
+    hands[0].extend(chain(*waiting))
     spare = [hand.pop() for hand, length in zip(hands, lengths, strict=True)
              for _ in range(len(hand) - length)]  # fmt: skip
     for hand, length in zip(hands, lengths, strict=True):
