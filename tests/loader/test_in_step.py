@@ -1,12 +1,15 @@
 """Batches between the threads that sample them and the one that takes them: order, room, end."""
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
+from support.conditions import SetConstants
 
 from gigl_loader import PeerTimeoutError, UsageError
+from gigl_loader.in_process import in_process_source
 from gigl_loader.in_process.in_process_source import EpochBatches, ExchangeTurns
 from gigl_loader.message import Attempt, BatchTicket, Received
 
@@ -50,6 +53,29 @@ def test_turns_are_taken_in_the_order_of_steps_and_end_at_one_of_them() -> None:
     turns.end(1)
     late.join()
     assert not taken, "a step after the one that ended it has none"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [lambda turns: turns.allow(1), lambda turns: turns.release(), lambda turns: turns.end(0)],
+    ids=["allow", "release", "end"],
+)
+def test_who_waits_for_a_turn_is_told(
+    told: Callable[[ExchangeTurns], None], constants: SetConstants
+) -> None:
+    constants(in_process_source, _WAKE_S=60.0)
+    turns = ExchangeTurns(num_allowed=0)
+    with _meanwhile(lambda: turns.wait(0)):
+        time.sleep(0.05)  # so that it waits, most often
+        told(turns)
+
+
+def test_who_waits_for_the_turn_of_a_lane_is_told(constants: SetConstants) -> None:
+    constants(in_process_source, _WAKE_S=60.0)
+    turns = ExchangeTurns()
+    with _meanwhile(lambda: turns.wait_until_passed(0, time.monotonic() + 600.0)):
+        time.sleep(0.05)
+        turns.passed(0)
 
 
 def test_batches_are_taken_in_order_whoever_was_first() -> None:

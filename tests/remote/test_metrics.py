@@ -154,6 +154,7 @@ def test_sums_of_producers_that_ended_are_kept() -> None:
     }  # fmt: skip
     counts.forget("train", 2)
     counts.forget("train", 0)
+    counts.forget("train", 9)  # that handed out nothing
     assert counts.totals() == before
     assert all(producer in (1, "past") for producer, _ in counts._jobs["train"].counts.busy_s)
 
