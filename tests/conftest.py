@@ -92,7 +92,7 @@ def _long_ones_first(items: list[pytest.Item]) -> None:
     waiting += [files.pop(item.path) for item in items
                 if item.get_closest_marker("waits") and item.path in files]  # fmt: skip
     starts = {item.path for item in items if item.get_closest_marker("multiprocess")}
-    every = 1 + len(starts) // (2 * len(waiting) + 1)
+    every = 1 + len(starts) // (2 * len(waiting) + 1)  # so that all have begun by the middle
     for position, path in enumerate(sorted(files, key=lambda path: path not in starts)):
         if position % every == 0 and waiting:
             hands[position // every % count].extend(waiting.pop(0))
