@@ -156,7 +156,7 @@ class Listener:
         self.on_end = on_end or (lambda peer, end: None)
         self.party_of, self.shares = party_of or (lambda peer: None), ByteShares()
         self._lock = threading.Lock()  # guards the connections and the counters
-        self._connections: dict[int, _PeerConnection] = {}  # by descriptor
+        self._connections: dict[int, _PeerConnection] = {}  # by descriptor, in order of acceptance
         self._refused: Counter[str] = Counter()
         self._reported, self._unreported = -_REPORT_EVERY_S, 0  # the first refusal is reported
         self._spare = Spare()
@@ -339,14 +339,15 @@ class Listener:
     def admitted(self, connection: "_PeerConnection", peer: Peer) -> None:
         """Admit a caller; its requests on a former connection are over."""
         with self._lock:
-            former = [
+            # under one lock: of two that come on a lane at the same time, one sees the other
+            connection.peer = peer
+            on_lane = [
                 other
                 for other in self._connections.values()
                 if other.peer is not None and other.lane == connection.lane
             ]
-            # under one lock: of two that come on a lane at the same time, one sees the other
-            connection.peer = peer
-        for old in former:  # outside the lock, since a goodbye may have to wait
+        # All but the one accepted last, which may be another one: a thread can be late.
+        for old in on_lane[:-1]:  # outside the lock, since a goodbye may have to wait
             old.dismiss(EndReason.REPLACED, farewell(EndReason.REPLACED, "a fresh one is there"))
 
     def forget(self, connection: "_PeerConnection") -> None:

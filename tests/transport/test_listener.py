@@ -101,13 +101,42 @@ def test_a_caller_has_one_connection_on_a_lane(network: Network) -> None:
     """What it still has on a former one is over; those on its other lanes are not."""
     service = network.service()
     with contextlib.ExitStack() as stack:
-        for lane in ("other", "lane", "lane"):
+        for number, lane in enumerate(("other", "lane", "lane")):
             stream = enter(service.listener.address, network.security, lane)
             stack.callback(stream.close)
+            wait_until(partial(_has_items, service.peers, number + 1), "it is admitted")
         wait_until(lambda: service.ends, "the former one ends")
         assert service.ends == [("tester", EndReason.REPLACED)]
         wait_until(lambda: service.listener.stats()["open"] == 2, "the former one is closed")
         assert service.peers[1].gone.is_set()
+
+
+def test_on_a_lane_the_later_connection_stays_though_its_thread_is_first(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, admitted = network.service(), Listener.admitted
+    first: list[Peer] = []
+    later = threading.Event()
+
+    def out_of_order(listener: Listener, connection: _PeerConnection, peer: Peer) -> None:
+        if not first:
+            first.append(peer)
+            assert later.wait(60)
+        admitted(listener, connection, peer)
+        later.set()
+
+    monkeypatch.setattr(Listener, "admitted", out_of_order)
+    with contextlib.ExitStack() as stack:
+        for what in ("the former one is about to be admitted", "the later one is"):
+            stream = enter(service.listener.address, network.security, "lane")
+            stack.callback(stream.close)
+            wait_until(lambda: first, what)
+        wait_until(lambda: service.ends, "one of them ends")
+        assert service.ends == [("tester", EndReason.REPLACED)]
+        wait_until(lambda: service.listener.stats()["open"] == 1, "it is closed")
+        assert {peer.gone.is_set(): peer in first for peer in service.peers} == {
+            True: True, False: False
+        }  # fmt: skip
 
 
 @pytest.mark.usefixtures("many_descriptors")

@@ -320,8 +320,13 @@ def test_a_given_up_response_leaves_the_queue(clock: Clock) -> None:
 class _Reader:
     """Takes as many bytes of all connections in each round, as a link does; time is bytes."""
 
-    def __init__(self, clock: Clock, sockets: list[socket.socket]) -> None:
-        self.clock, self.sockets = clock, sockets
+    def __init__(
+        self,
+        clock: Clock,
+        sockets: list[socket.socket],
+        late: Callable[[list[socket.socket]], bool],
+    ) -> None:
+        self.clock, self.sockets, self._late = clock, sockets, late
         self.received: Counter[socket.socket] = Counter()
 
     def read(self, nbytes: int, at_once: int = 128 << 10) -> Counter[socket.socket]:
@@ -329,6 +334,10 @@ class _Reader:
         before, end = self.received.copy(), self.received.total() + nbytes
         while (now := self.received.total()) < end:
             ready, _, _ = select.select(self.sockets, [], [], 1.0)
+            deadline = time.monotonic() + PATIENCE_S
+            while self._late(ready) and time.monotonic() < deadline:
+                time.sleep(0.001)  # of real time, for a thread that gets no processor
+                ready, _, _ = select.select(self.sockets, [], [], 1.0)
             for sock in ready:
                 self.received[sock] += len(sock.recv(at_once // len(ready)))
             # 20 MB are a second. A wait of this busy machine is none, but time must go on.
@@ -357,7 +366,18 @@ def _shares_of_a_reader(network: Network, clock: Clock, by_party: bool) -> float
         views = pack(FrameKind.ASK, question, "zeros")
         while not stream.push(views):
             assert stream.wait(select.POLLOUT, deadline - time.monotonic())
-    reader = _Reader(clock, [stream.sock for stream in streams])
+    sockets = [stream.sock for stream in streams]
+    parties = {"many": sockets[:4], "one": sockets[4:]} if by_party else {}
+
+    def late(ready: list[socket.socket]) -> bool:
+        """Whether a party has sent nothing though it need not wait for its turn."""
+        return bool(ready) and any(
+            not {*ready} & {*own} and not service.listener.shares._parties[name].waiting
+            for name, own in parties.items()
+        )
+
+    wait_until(lambda: len(service.asked) == len(streams), "all are sent to")
+    reader = _Reader(clock, sockets, late)
     reader.read(50 * MB)  # what the kernel took before it knew of two
     # Whether waiting is of use cannot be seen here: threads look every 25 real milliseconds, in
     # which this reader may take megabytes.
