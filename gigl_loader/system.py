@@ -1,10 +1,12 @@
-"""Kernel data on this machine and its processes: CPUs, memory, states, leftovers."""
+"""Kernel data on this machine and its processes (CPUs, memory, states, leftovers), and signals."""
 
 import contextlib
 import os
 import re
+import signal
+import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -288,3 +290,25 @@ def _sysv_creators() -> set[int]:
         return set()
     # cpid, the creator
     return {int(line.split()[4]) for line in lines}
+
+
+@contextlib.contextmanager
+def told_to_end(on_signal: Callable[[int], object]) -> Iterator[None]:
+    """Call ``on_signal`` with the number of each SIGTERM and SIGINT, in the main thread.
+
+    Handlers, not a mask: that holds for one thread, and a library's would take the signal. The
+    former ones are restored afterwards. In another thread it does nothing, as Python lets the main
+    thread alone set handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda number, _: on_signal(number))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import signal
 import sys
 import time
 from argparse import ArgumentTypeError
@@ -20,6 +19,7 @@ from gigl_loader.plan.measure import Answerer, SecondHost
 from gigl_loader.plan.model import DevicePlan, Plan, estimate, plan_device
 from gigl_loader.plan.needs import DTYPE_BYTES, SHIPPED, Costs, Job, graph_bytes, share_kept
 from gigl_loader.sizes import NUMBER, parse_size, read_number
+from gigl_loader.system import told_to_end
 
 _LINK_GBIT = 10.0
 _LOOK_S = 0.25
@@ -314,20 +314,11 @@ def _serve_measurement(args: argparse.Namespace) -> int:
     """Be the second host of a measurement, until this process is told to stop."""
     security, (host, port) = security_of(args), args.answer
     told: list[int] = []
-    # Handlers, as a mask would hold for this thread alone: libraries have started others by now.
-    before = {
-        end: signal.signal(end, lambda number, _: told.append(number))
-        for end in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        with Answerer(host, port, security) as answerer:
-            host, port = answerer.address
-            print(f"answers gigl-loader plan --calibrate FILE --with {host}:{port}", flush=True)
-            while not told:
-                time.sleep(_LOOK_S)
-    finally:
-        for end, handler in before.items():
-            signal.signal(end, handler)
+    with told_to_end(told.append), Answerer(host, port, security) as answerer:
+        host, port = answerer.address
+        print(f"answers gigl-loader plan --calibrate FILE --with {host}:{port}", flush=True)
+        while not told:
+            time.sleep(_LOOK_S)
     return 0
 
 

@@ -9,12 +9,10 @@ import gc
 import ipaddress
 import logging
 import signal
-import threading
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from gigl_loader._glt import Dataset, _set_server_context
@@ -31,6 +29,7 @@ from gigl_loader.server.presence import Presence
 from gigl_loader.server.server_rendezvous import ServerRendezvous
 from gigl_loader.server.service import StorageService, caller
 from gigl_loader.sizes import parse_size
+from gigl_loader.system import told_to_end
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import (
     EndReason,
@@ -320,7 +319,7 @@ class StorageProcess:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         # kept until the end of `close`, so that a second signal does not cut it short
-        with self._listening_to_signals():
+        with told_to_end(self._on_signal):
             # a wait without a limit would never check `_told`, which no lock or event announces
             while not self._endpoint.over.wait(_LOOK_S):
                 if self._told:
@@ -362,26 +361,9 @@ class StorageProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextlib.contextmanager
-    def _listening_to_signals(self) -> Iterator[None]:
-        # Python lets the main thread alone set handlers
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def on_signal(number: int, _: FrameType | None) -> None:
-            self._signal = number  # logged later, as a handler must not write to the log
-            self.stop()
-
-        # restored afterwards, as a process may serve again or have its own handlers
-        before = {
-            signum: signal.signal(signum, on_signal) for signum in (signal.SIGTERM, signal.SIGINT)
-        }
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+    def _on_signal(self, number: int) -> None:
+        self._signal = number  # logged later, as a handler must not write to the log
+        self.stop()
 
 
 def init_storage_process(
