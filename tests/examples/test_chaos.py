@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +82,19 @@ def test_lines_that_are_being_written(scripts: Any, tmp_path: Path) -> None:
     with file.open("a") as more:
         more.write(": 2}\n")
     assert reader.new_lines() == [{"a": 2}]
+
+
+def test_what_a_crash_wrote(scripts: Any, tmp_path: Path) -> None:
+    log, crash_in = tmp_path / "servers.log", scripts("_chaos_job").crash_in
+    log.write_text("serves\n")
+    assert crash_in(log) == ""
+    code = "import ctypes; ctypes.string_at(0)"
+    with log.open("a") as stream:
+        words = [sys.executable, "-X", "faulthandler", "-c", code]
+        assert subprocess.run(words, stderr=stream).returncode == -signal.SIGSEGV
+    found = crash_in(log)
+    assert found.startswith("servers.log: Fatal Python error: Segmentation fault")
+    assert "in string_at" in found
 
 
 @pytest.mark.multiprocess

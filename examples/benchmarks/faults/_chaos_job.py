@@ -30,6 +30,8 @@ _LOOK_S = 0.1
 _VICTIM_S = 5.0
 _LEAVING_S = 90.0
 _MOST_LIVES = 40
+_CRASH_CHARACTERS = 8000
+"""Enough for the frames of a storage server's threads."""
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Outcome:
     unnamed: list[str] = field(default_factory=list)
     """Other errors that no fault explains."""
     left: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
+    """Where the threads of a process were that crashed or was ended as hanging, from its log."""
     hang: str = ""
     seconds: float = 0.0
     load: float = 0.0
@@ -64,7 +68,7 @@ class Outcome:
         return {
             **self.plan.as_dict(), **found, "duplicates": self.found.duplicates,
             "done": dict(self.done), "errors": dict(self.errors), "texts": self.texts,
-            "unnamed": self.unnamed, "left": self.left, "hang": self.hang,
+            "unnamed": self.unnamed, "left": self.left, "crashes": self.crashes, "hang": self.hang,
             "seconds": round(self.seconds, 1), "load": round(self.load, 1),
         }  # fmt: skip
 
@@ -471,12 +475,20 @@ def _go_on_with(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+def crash_in(log: Path) -> str:
+    """Return what a log has of the first process that crashed: the kept folder may be lost."""
+    text = log.read_text(errors="replace")
+    at = text.find("Fatal Python error")
+    return "" if at < 0 else f"{log.name}: {text[at : at + _CRASH_CHARACTERS]}"
+
+
 def run_job(job: ChaosJob, keep: Path) -> Outcome:
     """Run a job; keep the folder of one that is not good."""
     outcome = job.run()
     if outcome.is_good:
         shutil.rmtree(job.folder, ignore_errors=True)
     else:
+        outcome.crashes = [*filter(None, map(crash_in, sorted(job.folder.rglob("*.log"))))]
         keep.mkdir(parents=True, exist_ok=True)
         shutil.move(job.folder, keep / f"job{job.plan.number}.{os.getpid()}")
     return outcome

@@ -112,7 +112,7 @@ class Run:
         outcome = run_job(job, self._args.keep)
         with self._lock:
             self.outcomes.append(outcome)
-            print(line_of(outcome), flush=True)
+            print(line_of(outcome), *outcome.crashes, sep="\n", flush=True)
             if self._args.log is not None:
                 with self._args.log.open("a") as file:
                     file.write(json.dumps(outcome.as_dict()) + "\n")
