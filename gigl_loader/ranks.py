@@ -37,6 +37,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     GatherOptions,
 )
 
+from gigl_loader.decoding import analysed
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerTimeoutError
 
 T = TypeVar("T")
@@ -168,7 +169,7 @@ def gather_from_ranks(value: T, world_size: int, kind: Any) -> list[T]:
 def gather_values(value: T, world_size: int, kind: Any, group: Any = None) -> list[T]:
     """Do what `gather_from_ranks` does, over any group; its errors are torch's own."""
     encoded = _gathered(msgspec.msgpack.encode(value), world_size, group)
-    return [msgspec.msgpack.decode(item, type=kind) for item in encoded]
+    return [msgspec.msgpack.decode(item, type=analysed(kind)) for item in encoded]
 
 
 def decide_with_ranks(
@@ -197,7 +198,7 @@ def decide_with_ranks(
         encoded = _gathered(data, world_size, None, on_first_alone=True)
     outcome: Any = None
     if encoded:
-        outcome = decide([msgspec.msgpack.decode(item, type=kind) for item in encoded])
+        outcome = decide([msgspec.msgpack.decode(item, type=analysed(kind)) for item in encoded])
     decision: R = broadcast_value(outcome, world_size, outcome_kind)
     return decision
 
@@ -245,7 +246,7 @@ def broadcast_value(value: T, world_size: int, kind: Any) -> T:
         most = _most_of_all(len(data) if is_first else 0, None)
         buffer = _padded(data if is_first else b"", most).to(_device())
         _finish(_resolved(None).broadcast, [buffer], BroadcastOptions())
-    decoded: T = msgspec.msgpack.decode(buffer[:most].cpu().numpy().tobytes(), type=kind)
+    decoded: T = msgspec.msgpack.decode(buffer[:most].cpu().numpy().tobytes(), type=analysed(kind))
     return decoded
 
 

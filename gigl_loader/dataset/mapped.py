@@ -37,6 +37,7 @@ import numpy as np
 
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
+from gigl_loader.decoding import analysed
 from gigl_loader.digests import DIGEST_BYTES, digest_of
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array, nbytes_of, storage_dtype
@@ -115,7 +116,7 @@ def typed(content: Any, kind: type[T], path: Path) -> T:
         ConfigError: An entry is missing, or has another type.
     """
     try:
-        return msgspec.convert(content, kind)
+        return msgspec.convert(content, analysed(kind))
     except msgspec.ValidationError as error:
         raise damaged(path, error) from error
 

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from gigl_loader.dataset.mapped import BLOCK_BYTES, block_digests
+from gigl_loader.decoding import analysed
 from gigl_loader.digests import digest_of
 from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.inference.results import Destination, Results
@@ -145,7 +146,7 @@ class LayerUploads:
         try:
             if checksum.decode() != digest_of(body):
                 raise ValueError("it does not match its checksum")
-            note = msgspec.json.decode(body, type=_Note)
+            note = msgspec.json.decode(body, type=analysed(_Note))
         except ValueError as error:  # of msgspec, too
             logger.warning("%s/%s is not used: %s", self._storage.url, name, error)
             return None

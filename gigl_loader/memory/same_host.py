@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gigl_loader.decoding import analysed
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import segments
 from gigl_loader.memory.segments import SharedPart
@@ -227,6 +228,6 @@ def _read_description(region: Region) -> Description:
     finally:
         os.close(fd)
     try:
-        return msgspec.msgpack.decode(data, type=Description)
+        return msgspec.msgpack.decode(data, type=analysed(Description))
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"an offer has no description: {error}") from error

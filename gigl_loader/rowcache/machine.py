@@ -29,6 +29,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.schema import is_in_batches
 from gigl_loader.dataset.view import ROW_KINDS, PartitionView
+from gigl_loader.decoding import analysed
 from gigl_loader.errors import UsageError
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.mutex import Mutex
@@ -338,7 +339,7 @@ def shared_memory(tables: RowTables, name: str, share: Share) -> MachineRows:
 
 def _decoded(offered: bytes) -> list[RowsOffer]:
     try:
-        return [msgspec.msgpack.decode(offered, type=RowsOffer)]
+        return [msgspec.msgpack.decode(offered, type=analysed(RowsOffer))]
     except msgspec.MsgspecError as error:
         _log.info("the row cache of another rank of this machine is not used: %s", error)
         return []

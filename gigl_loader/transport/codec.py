@@ -12,7 +12,6 @@ Arrays travel in the machine's own byte order: all machines of a cluster are lit
 import dataclasses
 import functools
 import math
-import threading
 import types
 import typing
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from gigl_loader.decoding import analysed
 from gigl_loader.errors import ProtocolError
 from gigl_loader.transport.failures import one_line
 
@@ -152,9 +152,9 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
 
     try:
         wanted: Any = expected
-        decoded = msgspec.msgpack.decode(body, type=_prepared(wanted), ext_hook=named)
+        decoded = msgspec.msgpack.decode(body, type=analysed(_strict(wanted)), ext_hook=named)
         # converts the strict structs to the caller's dataclasses
-        value = msgspec.convert(decoded, expected, from_attributes=True)
+        value = msgspec.convert(decoded, analysed(expected), from_attributes=True)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         name = getattr(expected, "__name__", str(expected))
         # msgspec's text has the value where the type's name is wanted
@@ -164,26 +164,6 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
     if missing:
         raise ProtocolError(f"{len(missing)} arrays came that nothing names")
     return value
-
-
-_ready: dict[Any, Any] = {}
-_preparing = threading.Lock()
-
-
-def _prepared(expected: Any) -> Any:
-    """Return `_strict` of a type after msgspec has analysed both, in one thread at a time.
-
-    msgspec 0.22 stores its analysis of a class on the class, and crashes with a segmentation fault
-    if two threads do so at once.
-    """
-    strict = _ready.get(expected)  # without the lock: a dict's look-up is atomic
-    if strict is None:
-        with _preparing:
-            strict = _strict(expected)
-            msgspec.msgpack.Decoder(strict)
-            msgspec.msgpack.Decoder(expected)
-            _ready[expected] = strict
-    return strict
 
 
 @functools.lru_cache(maxsize=1024)

@@ -26,6 +26,7 @@ from torch import Tensor
 from gigl_loader._glt import get_context
 from gigl_loader.dataset.identity import check_enough, check_held
 from gigl_loader.dataset.view import PartitionView
+from gigl_loader.decoding import analysed
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.memory import tensors
 from gigl_loader.memory.same_host import Offer
@@ -274,7 +275,7 @@ class Agreement:
         """
         if not self._everyone:
             return {}
-        known = msgspec.msgpack.decode(self._everyone, type=list[_Published])
+        known = msgspec.msgpack.decode(self._everyone, type=analysed(list[_Published]))
         by_partition = _by_partition(known, self._view.num_partitions)
         return assignments(by_partition, self._view.partition_idx)
 

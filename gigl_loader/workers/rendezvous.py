@@ -23,6 +23,7 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
+from gigl_loader.decoding import analysed
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
 from gigl_loader.ranks import broadcast_value
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
@@ -116,8 +117,8 @@ class Rendezvous(ABC):
         else:
             # longer, because the failure of rank 0 names the missing ranks
             (data,) = self.gather(together, [0], _GRACE_S)
-            values = msgspec.msgpack.decode(data, type=list[bytes])
-        return [msgspec.msgpack.decode(encoded, type=kind) for encoded in values]
+            values = msgspec.msgpack.decode(data, type=analysed(list[bytes]))
+        return [msgspec.msgpack.decode(encoded, type=analysed(kind)) for encoded in values]
 
     @abstractmethod
     def fail(self, words: str) -> None:
