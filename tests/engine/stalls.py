@@ -15,7 +15,7 @@ ENDED = ("gone", "dead", "state X")
 
 
 def pass_the_timeout(loader: DistNeighborLoader, hung: Callable[[], Collection[int]]) -> None:
-    """Let the loader's timeout pass whenever each worker that has batches is one of ``hung()``.
+    """Let the loader's timeout pass whenever each worker that is not idle is one of ``hung()``.
 
     A short timeout would do, were it not that a healthy worker of a busy machine may take longer.
 
@@ -28,7 +28,12 @@ def pass_the_timeout(loader: DistNeighborLoader, hung: Callable[[], Collection[i
 
     def pump_and_age(timeout_s: float, *failures: list) -> bool:
         found = pump(min(timeout_s, 0.05), *failures)
-        busy = {producer.pids[worker] for worker in recovery.busy_workers}
+        # also those that are being replaced: they would count as stalled before they are ready
+        busy = {
+            producer.pids[worker]
+            for worker in range(recovery.num_workers)
+            if worker in recovery.busy_workers or worker not in recovery.at_work
+        }
         if not found and busy and not recovery.hung and busy <= set(hung()):
             recovery.last_progress = float("-inf")
         return found
