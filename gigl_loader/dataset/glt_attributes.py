@@ -1,6 +1,7 @@
 """Conversion between our view of a partition and the attributes of GLT's dataset class."""
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ class NotComputed:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make = make
+        self.making = threading.Lock()
 
 
 class ComputedOnUse:
@@ -54,7 +56,10 @@ class ComputedOnUse:
         # there under the attribute's name, and a `NotComputed` in it is never returned.
         value = vars(instance).get(self._name)
         if isinstance(value, NotComputed):
-            value = vars(instance)[self._name] = value.make()
+            with value.making:  # once, as it may take as much memory as the graph
+                if vars(instance)[self._name] is value:
+                    vars(instance)[self._name] = value.make()
+            value = vars(instance)[self._name]
         return value
 
     def __set__(self, instance: Any, value: Any) -> None:

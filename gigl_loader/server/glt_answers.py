@@ -95,8 +95,9 @@ class GLTAnswers(PartitionSignatures):
 
     @override
     def get_edge_size(self, edge_type: EdgeType | None, layout: str = "coo") -> tuple[int, int]:
-        graph = self._graph(edge_type, layout)
-        return int(graph.row_count), int(graph.col_count)
+        # what GLT's graph counts, which it makes when it is first asked: clients ask at one time
+        topology = self._graph(edge_type, layout).topo
+        return int(topology.row_count), topology.indices.unique().numel()
 
     def _graph(self, edge_type: EdgeType | None, layout: str) -> Any:
         if layout != "coo":

@@ -1,5 +1,7 @@
 """GLT's attributes of our datasets, and GLT's datasets as ours."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.testing import wait_until
 
 
 def test_what_glt_users_read_is_the_same_memory() -> None:
@@ -188,6 +191,24 @@ def test_an_attribute_is_made_once_and_when_it_is_asked_for() -> None:
     one.value = "set"
     assert one.value == "set"
     assert isinstance(_Asked.value, ComputedOnUse)
+
+
+def test_threads_that_ask_for_an_attribute_wait_for_the_one_that_makes_it() -> None:
+    made, both = list[int](), threading.Barrier(2)
+
+    def make() -> list[int]:
+        made.append(1)
+        both.wait(60.0)
+        return made
+
+    one = _Asked()
+    one.value = NotComputed(make)
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(lambda: one.value) for _ in range(2)]
+        wait_until(lambda: bool(made), "one of them makes it")
+        both.wait(60.0)
+        assert [each.result(60.0) for each in asked] == [made, made]
+    assert made == [1]
 
 
 @pytest.mark.parametrize("edge_type", [BUYS, KNOWS])

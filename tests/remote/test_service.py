@@ -2,6 +2,8 @@
 
 import contextlib
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,29 @@ def _drain(server, producer, consumer=0):
             seeds += message["batch"].tolist()
         if is_over:
             return seeds
+
+
+class _SlowToGive:
+    """A topology that lets another thread in before it gives its offsets."""
+
+    def __init__(self, topology):
+        self._topology = topology
+
+    def __getattr__(self, name):
+        if name == "indptr":
+            time.sleep(0.1)
+        return getattr(self._topology, name)
+
+
+def test_clients_ask_for_the_size_of_a_graph_at_one_time(server):
+    """GLT's graph makes its native one at the first such question."""
+    (num_nodes,) = tiny_graph().num_nodes.values()
+    _, col = server.get_edge_index(None, "coo")
+    graph = server.dataset.graph
+    graph.topo = _SlowToGive(graph.topo)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: server.get_edge_size(None, "coo"), range(4)))
+    assert found == 4 * [(num_nodes, col.unique().numel())]
 
 
 @pytest.mark.parametrize("total", [0, 1, 7, 24])
