@@ -17,6 +17,13 @@ OF_TRANSFORM = "transform-bound: your transform takes"
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "training_loop.md"
 
 
+@pytest.fixture(autouse=True)
+def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between an epoch's start, which is some seconds ago, and a look at what came of it."""
+    now = time.perf_counter()
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+
+
 def _received(began_s: float, ended_s: float, worker: Any = 0) -> Received:
     """Return a batch that a worker had under way between two moments; half of it gathering."""
     half = (ended_s - began_s) / 2
