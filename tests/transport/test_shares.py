@@ -331,11 +331,11 @@ class _Reader:
             self.read_once()
         return self.received - before
 
-    def read_once(self, at_once: int = 128 << 10) -> None:
+    def read_once(self) -> None:
         ready, _, _ = select.select(self.sockets, [], [], PATIENCE_S)
         assert ready, f"nothing came for {PATIENCE_S} s"
         for sock in ready:
-            self.received[sock] += len(sock.recv(at_once // len(ready)))
+            self.received[sock] += len(sock.recv((128 << 10) // len(ready)))
         self.sockets = self.sockets[1:] + self.sockets[:1]
 
 
