@@ -77,15 +77,19 @@ lint:
 	$(LINT)
 
 # Types take one core: they are checked while the tests start, wait for each other and end.
-test:
-	@$(TESTED) true
-	@($(LINT)) & lint=$$!; failed=0; \
-	$(TESTED) python -m pytest -n 6 -m "not wide" $(ARGS) || failed=$$?; \
-	wait $$lint || { echo "lint or types failed: see above, or run make lint" >&2; failed=1; }; \
-	exit $$failed
+define CHECKED_AND_TESTED
+@$(TESTED) true
+@($(LINT)) & lint=$$!; failed=0; \
+$(TESTED) python -m pytest -n 6 $(1) $(ARGS) || failed=$$?; \
+wait $$lint || { echo "lint or types failed: see above, or run make lint" >&2; failed=1; }; \
+exit $$failed
+endef
 
-test-all: lint
-	$(TESTED) python -m pytest -n 6 --hypothesis-profile=all $(ARGS)
+test:
+	$(call CHECKED_AND_TESTED,-m "not wide")
+
+test-all:
+	$(call CHECKED_AND_TESTED,--hypothesis-profile=all)
 
 test-tls:
 	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 6 tests/remote tests/link tests/loader $(ARGS)
