@@ -379,7 +379,7 @@ class CopyEngine:
             self._backend.record_stream(tensor, consumer)
 
 
-def full_device(device: torch.device | str) -> torch.device:
+def full_device(device: torch.device | str | int) -> torch.device:
     """Return ``device`` with its index, that of the current device where none is given.
 
     Raises:

@@ -3,9 +3,11 @@
 This file needs torch, and from this package the function that finds a device.
 """
 
+import gc
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +20,21 @@ T = TypeVar("T")
 # Seconds between two checks of the device, and so the most added to a wait; meanwhile other threads
 # have the interpreter.
 _POLL_S = 0.0002
+
+# Each capture waits for the whole device first, which breaks off another one that is under way.
+_one_capture = threading.Lock()
+
+
+@contextmanager
+def _no_garbage_is_collected() -> Iterator[None]:
+    """Let the end of no object release pinned memory, which would break off a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class LentTensors:
@@ -119,10 +136,18 @@ class DeviceMemory:
         Raises:
             RuntimeError: ``job`` does what cannot be captured.
         """
-        graph = torch.cuda.CUDAGraph()
-        # Threads of other loaders, and NCCL's, ask for events meanwhile.
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            result = job()
+        with _one_capture, _no_garbage_is_collected():
+            graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+            # Threads of other loaders, and NCCL's, ask for events meanwhile.
+            mode = "thread_local"
+            try:
+                with torch.cuda.graph(graph, pool, self._stream, capture_error_mode=mode):
+                    result = job()
+            except BaseException:
+                # If it was broken off, torch goes on to take memory for it, and gives none back.
+                with suppress(RuntimeError, AttributeError):
+                    torch._C._cuda_endAllocateToPool(self.device.index, pool)
+                raise
         return result, graph.replay
 
     def mark(self) -> Any:

@@ -18,6 +18,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
     is_label_edge_type,
 )
+from gigl_loader.device.engine import full_device
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.job_ranks import DistributedContext
 from gigl_loader.loader.sampling_options import (
@@ -442,7 +443,7 @@ class LoaderOptions:
         """Return the device of the batches."""
         given = self.pin_memory_device if self.device is None else self.device
         if given is not None:
-            return torch.device(given)
+            return full_device(given)  # as datasets that are moved to "cuda" have it
         if torch.cuda.is_available():
             # Ranks beyond the number of devices share them, for tests and small machines.
             return torch.device("cuda", local_rank % torch.cuda.device_count())

@@ -108,7 +108,8 @@ class WarpKernels(TorchKernels):
         super().__init__(device)
         self._has_streams = device.type == "cuda"
         self._known_pages: dict[tuple[int, int, Any], Any] = {}
-        with _runtime:
+        # Warp leaves the device current that it loads a module for
+        with _runtime, torch.cuda.device(device if self._has_streams else -1):
             wp.init()
             self._on = wp.device_from_torch(device)
             # Now, and not with the first launch: that would be in the middle of an epoch, in any
@@ -196,7 +197,8 @@ class WarpKernels(TorchKernels):
         if values.is_cuda:
             return torch.index_select(values, 0, rows, out=out)
         row_bytes = out.nbytes // rows.numel()
-        word = next(size for size in WORDS if row_bytes % size == 0)
+        # a GPU reads no word at an address that is no multiple of its size
+        word = next(size for size in WORDS if row_bytes % size == values.data_ptr() % size == 0)
         as_words, dtype, gather_words = WORDS[word]
         words = out.view(rows.numel(), -1).view(as_words)
         self._launch(

@@ -117,8 +117,8 @@ def test_no_stream_or_device_is_synchronized(monkeypatch: pytest.MonkeyPatch) ->
     source = [Data(x=torch.full((64,), float(i)).pin_memory()) for i in range(50)]
     monkeypatch.setattr(torch.cuda, "synchronize", forbidden)
     monkeypatch.setattr(torch.cuda.Stream, "synchronize", forbidden)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         seen = [batch.x.sum() for batch in DevicePrefetcher(source, "cuda")]
     finally:
         torch.cuda.set_sync_debug_mode("default")

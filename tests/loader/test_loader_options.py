@@ -101,6 +101,7 @@ def test_where_batches_go(gpus: Gpus) -> None:
     assert _args(pin_memory_device=torch.device("cpu")).batch_device(1) == torch.device("cpu")
     assert _args(pin_memory_device="cuda:1").batch_device(0) == torch.device("cuda", 1)
     assert _args(device="cuda:1").batch_device(0) == torch.device("cuda", 1)
+    assert _args(device="cuda").batch_device(1) == torch.device("cuda", 0), "the current one"
     assert _args(device="cuda:1", pin_memory_device=torch.device("cuda", 1)).device == "cuda:1"
     checked_device("device", "cuda:1")
     with pytest.raises(ConfigError, match="'cuda:2', but torch finds 2"):

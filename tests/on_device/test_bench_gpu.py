@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from support.conditions import Clock, Gpus
-from support.scripts import ForkedPython
+from support.scripts import ForkedPython, run_python
 
 pytestmark = pytest.mark.waits
 
@@ -259,7 +259,7 @@ def test_a_case_that_only_the_piece_ended_starts_the_next_one(
     takes: float, problem: str | None, bench: ModuleType, machine: Machine, tmp_path: Path
 ) -> None:
     page, name = tmp_path / "gpu.md", "R-GAT, workers"
-    machine.takes.update({name: takes, "bench_step.py": 20.0})
+    machine.takes.update({name: takes, "bench_step.py": 20.0, "-m": 0.0})
     piece, is_done = _piece(bench, page, go_on=False)
     assert not is_done
     assert machine.ran[-1] == name
@@ -283,6 +283,38 @@ def test_pages_of_other_machines_or_sizes_are_not_continued(
     monkeypatch.setattr(bench, "device_name", lambda device: "another GPU")
     with pytest.raises(SystemExit, match=r"begun with machine .*, now 'another GPU'"):
         _piece(bench, page, go_on=True)
+
+
+def test_its_tests_start_where_packages_are_missing(bench: ModuleType) -> None:
+    """Pytest runs none if a file cannot be imported, and ``make gpu`` brings but a few packages."""
+    missing = ["duckdb", "fsspec", "matplotlib", "pandas", "pyarrow", "ray", "sklearn", "yaml"]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing})); import pytest; "
+        f"sys.exit(pytest.main(['-q', '-m', 'gpu', '--collect-only', *{bench.gpu_tests()}]))"
+    )
+    done = run_python("-c", code, folder=FOLDER.parents[2])
+    assert done.returncode == 0, done.stdout
+    assert "test_on_cuda.py::test_the_bits_of_the_cpu[" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "on_page", "problem", "failed"),
+    [
+        (0, "80 passed in 9s", "80 passed in 9s", None, False),
+        (1, "2 failed, 78 passed in 9s", "2 failed, 78 passed in 9s", None, True),
+        (4, "ERROR: no module named hypothesis", "", "ERROR: no module named hypothesis", False),
+    ],
+)
+def test_tests_that_fail_or_do_not_start_are_told(
+    code: int, said: str, on_page: str, problem: str | None, failed: bool,
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(bench, "output_of", lambda words, seconds: (code, said, ""))
+    piece = bench.Bench(_args(bench, device="cuda:0"), tmp_path / "gpu.md")
+    piece._run_one(bench.TESTS)
+    assert (piece.tests, piece.problems.get(bench.TESTS)) == (on_page, problem)
+    assert piece.tests_failed == failed
+    assert (bench.TESTS in piece.todo()) == (problem is not None), "it is tried again"
 
 
 def test_tests_that_need_longer_than_half_a_piece_leave_time_for_the_rest(

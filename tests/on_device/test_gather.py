@@ -27,6 +27,18 @@ def test_rows_are_those_of_torch(dtype: torch.dtype, shape: tuple[int, ...], cou
     assert torch.equal(TorchKernels(CPU).gather(values, rows), found)
 
 
+def test_words_are_read_at_multiples_of_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that reads others ends its process's work for good; the CPU reads them, too."""
+    kernels, words = WarpKernels(CPU), []
+    monkeypatch.setattr(
+        kernels, "_launch", lambda program, shape, *inputs: words.append(inputs[-1])
+    )
+    numbers = torch.arange(26, dtype=torch.int32)
+    for first, size in ((0, 8), (1, 4)):
+        kernels.gather(numbers[first : first + 24].view(12, 2), torch.arange(3))
+        assert words[-1].element_size() == size
+
+
 @pytest.mark.parametrize("width", [1, 2])
 def test_rows_beyond_a_page(width: int) -> None:
     """Warp's indices have 32 bits: large arrays are read page by page."""

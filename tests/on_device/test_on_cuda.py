@@ -58,20 +58,21 @@ def test_features_that_stay_on_the_host(kernels: Any) -> None:
 
 @contextmanager
 def waits_are_errors() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("count", [4, 3], ids=["replayed", "launched"])
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_no_launch_waits(kernels: Any) -> None:
+def test_no_launch_waits(kernels: Any, count: int) -> None:
     """What would wait for the device raises: torch watches its own calls."""
     nodes, placed = torch.arange(40), cases.partition(0, 1, typed=True).to("cuda", kernels=kernels)
     with DistNeighborLoader(placed, [3, 2], ("user", nodes), **ONE) as loader:
         list(loader)  # kernels are compiled, memory is allocated, launches are captured
-        sampler, seeds = source_of(loader).sampler, nodes[:4].numpy()
+        sampler, seeds = source_of(loader).sampler, nodes[:count].numpy()
         request, memory = SampleRequest(BatchTicket(0, 1, 0, 0), seeds, seeds), own_messages()
         with waits_are_errors():
             launched = sampler.launch(*sampler.place(request))
@@ -79,6 +80,31 @@ def test_no_launch_waits(kernels: Any) -> None:
         torch.cuda.synchronize()
         _, rows = sampler.finish(sampler.cut(launched))
         assert rows.lent()["user.x"].is_cuda
+
+
+def test_the_device_may_be_named_without_its_number() -> None:
+    nodes, placed = torch.arange(40), cases.partition(0, 1, typed=False).to("cuda")
+    for how in ({"device": "cuda"}, {"pin_memory_device": torch.device("cuda")}):
+        with DistNeighborLoader(placed, [3, 2], nodes, **how, **ONE) as loader:
+            assert all(batch.x.is_cuda for batch in loader)
+
+
+def test_a_capture_that_is_broken_off_costs_no_memory() -> None:
+    """To wait for the device breaks it off; torch then holds what streams lend back for good."""
+    memory = DeviceMemory(torch.device("cuda"))
+    with memory.in_use(), pytest.raises(RuntimeError):
+        memory.captured(torch.cuda.synchronize)
+    before = torch.cuda.memory_reserved()
+    for _ in range(50):
+        with memory.in_use():
+            lent = memory.empty(4 << 20)
+        memory.lend([lent])
+        del lent
+        torch.cuda.synchronize()
+    assert torch.cuda.memory_reserved() <= before + (50 << 20)
+    name = sorted(set(CASES) - REFUSED)[0]
+    dataset = CASES[name].partition(0, 1).to("cuda")
+    assert cases.in_one_process(CASES[name], dataset, num_workers=0) == KNOWN[name]
 
 
 def test_one_cuda_graph_serves_all_padded_batches() -> None:

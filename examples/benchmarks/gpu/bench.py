@@ -14,7 +14,8 @@ network. The page is written again after each case; the figures behind it lie be
 Loaders take turns, several rounds, each with several windows; the page has medians and spreads, and
 each as a share of what the machine copies at most. A peer that is not installed is named as such.
 The benchmarks of copies and of draws, which have pages of their own, are run once. The exit status
-is 0 if all is measured, 1 if a loader of ours failed, 2 for a wrong start, 3 if time was up.
+is 0 if all is measured, 1 if a loader of ours or a test failed, 2 for a wrong start, 3 if time was
+up.
 """
 
 import argparse
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,7 @@ class Bench:
         """Of the other benchmarks, by title."""
         self.tests = ""
         """pytest's last line; empty: not run yet."""
+        self.tests_failed = False
         self.seconds: dict[str, float] = {}
         """Seconds of the last run of each case, the start of its process included."""
         self.pieces: list[str] = []
@@ -116,8 +119,8 @@ class Bench:
 
     def save(self) -> None:
         """Write the page, and what `load` reads."""
-        state = {name: getattr(self, name) for name in
-                 ("results", "problems", "tables", "tests", "seconds", "pieces")}  # fmt: skip
+        kept = "results", "problems", "tables", "tests", "tests_failed", "seconds", "pieces"
+        state = {name: getattr(self, name) for name in kept}
         self.page.parent.mkdir(parents=True, exist_ok=True)
         for path, text in (
             (self._path, json.dumps({"made_for": self._made_for(), **state}, indent=1) + "\n"),
@@ -216,19 +219,25 @@ class Bench:
         )  # fmt: skip
 
     def _run_tests(self) -> None:
-        """Run the tests that need a GPU."""
-        if self.args.device == "cpu":
-            self.tests = "not run: a rehearsal"
+        """Run the tests that need a GPU; a rehearsal sees that they could be."""
+        if find_spec("pytest") is None:  # Python's own error has the status of a test that failed
+            self.problems[TESTS] = "pytest is not installed"
             return
         limit = self.left / 2
-        words = ["-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests"]
-        code, said, errors = output_of(words, limit)
+        # pytest alone, whatever else of its family is installed
+        words = ["-m", "pytest", "-q", "-o", "addopts=--import-mode=importlib", "-m", "gpu"]
+        code, said, errors = output_of([*words, *gpu_tests()], limit)
         if code is None:
             self.problems[TESTS] = f"not done after {limit:.0f} s"
             return
         lines = [line for line in (said or errors or "no output").splitlines() if line.strip()]
-        self.tests = lines[-1].removeprefix(f"{sys.executable}: ").strip("= ")
+        last = lines[-1].removeprefix(f"{sys.executable}: ").strip("= ")
         print(said[-3000:], errors[-3000:], flush=True)
+        if code not in (0, 1):  # the tests did not start
+            self.problems[TESTS] = last
+        else:
+            self.tests = f"not run: a rehearsal ({last})" if self.args.device == "cpu" else last
+            self.tests_failed = code == 1
 
     def _run_script(self, title: str) -> None:
         """Run another benchmark; keep its table, or the last line of what it said."""
@@ -251,11 +260,13 @@ _OF_A_PIECE = ("minutes", "out", "go_on")
 
 def output_of(words: list[str], seconds: float) -> tuple[int | None, str, str]:
     """Run Python; return its exit status, or None if it took too long; what it said; its errors."""
+    # packages may have been brought that way, too
+    path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         # A session of its own: loaders have workers, and those of a case that is ended end with it.
         process = subprocess.Popen(
             [sys.executable, *words], stdout=said, stderr=errors, cwd=_ROOT, start_new_session=True,
-            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": str(_ROOT)},
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(path)},
         )  # fmt: skip
         code: int | None = None
         try:
@@ -269,6 +280,16 @@ def output_of(words: list[str], seconds: float) -> tuple[int | None, str, str]:
         for file in (said, errors):
             file.seek(0)
         return code, said.read(), errors.read()
+
+
+def gpu_tests() -> list[str]:
+    """Return the files with tests that need a GPU.
+
+    Not all files: pytest imports them before it chooses, and most need packages that a machine with
+    a GPU may lack.
+    """
+    files = sorted((_ROOT / "tests").rglob("test_*.py"))
+    return [str(path.relative_to(_ROOT)) for path in files if "mark.gpu" in path.read_text()]
 
 
 def device_name(device: str) -> str:
@@ -392,6 +413,8 @@ def main() -> int:
     print(out.read_text())
     failed = [name for name in (*OWN, *TRAINING, "copies")
               if not bench.problems.get(name, LEFT_OUT).startswith(LEFT_OUT)]  # fmt: skip
+    if bench.tests_failed:
+        failed.append(TESTS)
     print(f"written: {out}" + (f"; failed: {failed}" if failed else ""))
     if not is_done:
         print(f"time is up, {len(bench.todo())} runs are missing: go on with --continue")
