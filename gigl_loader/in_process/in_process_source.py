@@ -319,6 +319,8 @@ class InProcessSource:
         self._threads: list[threading.Thread] = []
         self._epoch: EpochBatches | None = None
         self._shut_down = False
+        self._sampling = threading.Lock()
+        """A sampler is for one thread at a time; whoever takes batches may be several."""
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -430,9 +432,12 @@ class InProcessSource:
             return None
         if self._peers:
             return epoch.take(self.source_options.timeout_s if timeout_s is None else timeout_s)
-        received = self._next_here(epoch)
-        epoch.taken += 1
-        return received
+        with self._sampling:
+            if epoch.taken == len(epoch.batches):  # another thread has taken the last one
+                return None
+            received = self._next_here(epoch)
+            epoch.taken += 1
+            return received
 
     def _next_here(self, epoch: EpochBatches) -> Received:
         """Return the next batch of an epoch that this thread samples."""
@@ -455,7 +460,8 @@ class InProcessSource:
         # Draws are keyed by epoch and batch: the same ones for the same seeds, in no real epoch.
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0, seed=seed)
         size = self.sampling_config.batch_size
-        return self._sample_now(self._input.request(ticket, index.numpy(), size))
+        with self._sampling:
+            return self._sample_now(self._input.request(ticket, index.numpy(), size))
 
     def _sample_now(self, request: SampleRequest) -> Received:
         return self._sample(request, 0)[0]

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -198,6 +199,7 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         )
         self._source = self._make_source(producer, is_remote, source_options, leader_turns)
         self._epochs = Epochs(self._source)
+        self._one_at_once = threading.Lock()  # a source has one such batch under way
         self._shutdowned = False
         # Before workers start: an interpreter that ends during their start has to stop them, too.
         process_role.open_loaders.add(self)
@@ -428,7 +430,9 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         """
         self._check_usable()
         positions = read_positions(index, self._input_len)
-        return self._alone(self._source.sample(positions, self._epochs.seed))
+        with self._one_at_once:
+            received = self._source.sample(positions, self._epochs.seed)
+        return self._alone(received)
 
     def _alone(self, received: Received) -> Data | HeteroData:
         """Return the batch of a message that came beside an epoch."""
@@ -535,17 +539,26 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         # The attribute is missing if a subclass raised before it called `__init__` here.
         if getattr(self, "_shutdowned", True):
             return
-        warnings.warn(
-            f"{type(self).__name__} was dropped without shutdown(): use `with`, or call it",
-            ResourceWarning,
-            stacklevel=2,
+        try:
+            warnings.warn(
+                f"{type(self).__name__} was dropped without shutdown(): use `with`, or call it",
+                ResourceWarning,
+                stacklevel=2,
+            )
+        finally:  # the user's filter may make an error of it
+            # Python hides that warning by default, and a loader that was not shut down leaves the
+            # other ranks without responses. One that has no others just ends: frameworks such as
+            # Lightning drop loaders when a run is over.
+            if self._is_remote_worker or self.num_data_partitions > 1:
+                logger.warning("%s was dropped without shutdown(): use `with`", type(self).__name__)
+            # Python would only print it; and no lingering, as the thread that drops a loader has to
+            # go on.
+            with contextlib.suppress(Exception):
+                self.shutdown(idle_timeout=0.0)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied or pickled: a copy would end this loader's workers with itself."""
+        raise UsageError(
+            f"a {type(self).__name__} cannot be copied or pickled, as its workers and memory are "
+            "its own: build one in each process, and take state_dict() for where it stands"
         )
-        # Python hides that warning by default, and a loader that was not shut down leaves the other
-        # ranks without responses. One that has no others just ends: frameworks such as Lightning
-        # drop loaders when a run is over.
-        if self._is_remote_worker or self.num_data_partitions > 1:
-            logger.warning("%s was dropped without shutdown(): use `with`", type(self).__name__)
-        # Python would only print it; and no lingering, as the thread that drops a loader has to go
-        # on.
-        with contextlib.suppress(Exception):
-            self.shutdown(idle_timeout=0.0)

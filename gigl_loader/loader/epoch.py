@@ -106,7 +106,7 @@ class EpochProgress:
             )
         of_other_rank = state.get("rank") != identity.get("rank")
         # Not with batches taken out of order: these differ between ranks.
-        may_differ = _OF_A_RANK if of_other_rank and in_step and not state["ahead"] else ()
+        may_differ = _OF_A_RANK if of_other_rank and in_step and not state.get("ahead") else ()
         parts = dict(state.get("parts", ()))
         if not parts:  # sizes decide the seeds of a part, but nothing between batches
             may_differ = (*may_differ, _PAD)
@@ -137,9 +137,25 @@ class EpochProgress:
                 "the state was saved by a loader that differs in (saved -> now) "
                 f"{', '.join(texts)}: {hint}"
             )
-        return cls(
-            state["epoch"], state["yielded"], set(state["ahead"]), state["finished"], parts
-        )  # fmt: skip
+        return cls(*_read(state), parts)
+
+
+def _read(state: dict[str, Any]) -> tuple[int, int, set[int], bool]:
+    """Return epoch, batches handed out in order, those out of order, and whether it was the end.
+
+    Raises:
+        ConfigError: One is missing, or is none.
+    """
+    epoch, yielded, ahead, finished = found = [
+        state.get(name) for name in ("epoch", "yielded", "ahead", "finished")
+    ]
+    numbers = [epoch, yielded, *(ahead if isinstance(ahead, list) else [None])]
+    if any(type(one) is not int or one < 0 for one in numbers) or type(finished) is not bool:
+        raise ConfigError(
+            "not a loader state: epoch, yielded and the positions in ahead are integers from 0 on, "
+            f"and finished is a bool, got {found}; give the result of a state_dict()"
+        )
+    return epoch, yielded, set(ahead), finished  # type: ignore[return-value, arg-type]
 
 
 @dataclass

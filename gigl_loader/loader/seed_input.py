@@ -282,7 +282,8 @@ def read_times(given: Any, num_seeds: int, name: str) -> Tensor:
         ConfigError: Not one number for each seed, or a NaN.
     """
     try:
-        times = torch.as_tensor(given)
+        # torch would make float32 of Python's floats, whose steps are two minutes in our days
+        times = torch.as_tensor(given if hasattr(given, "shape") else np.asarray(given))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{name} cannot be read as times: {error}") from None
     if tuple(times.shape) != (num_seeds,) or times.dtype == torch.bool or times.is_complex():

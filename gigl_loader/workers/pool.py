@@ -324,11 +324,15 @@ class WorkerPool:
             PeerTimeoutError: The worker does not read.
         """
         worker = self._workers[number]
+        # before anything is sent: a worker that waits for an object takes the next message for it
+        dumped = None if obj is None else self._dumps(obj)
         with self._sending:
             try:
                 pipe.send(worker.sock, message)
-                if obj is not None:
-                    pipe.send_object(worker.sock, *self._dumps(obj))
+                if dumped is not None:
+                    data, fds = dumped
+                    dumped = None
+                    pipe.send_object(worker.sock, data, fds)
             # Also an OSError, and the only one that nothing else would report. A message that was
             # not taken was not sent in part either, so the next one is understood.
             except TimeoutError as error:
@@ -338,6 +342,9 @@ class WorkerPool:
                 ) from error
             except OSError:
                 pass
+            finally:
+                if dumped is not None:  # its message was not sent
+                    segments.close_fds(dumped[1])
 
     def poll(self, timeout_s: float) -> list[WorkerEvent]:
         """Return messages of workers, waiting up to ``timeout_s`` seconds for the first.

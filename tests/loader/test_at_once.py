@@ -1,5 +1,11 @@
 """The batch of given seeds, at once."""
 
+import copy
+import gc
+import pickle
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,6 +28,56 @@ from gigl_loader.testing import TinyGraph, check_batch, check_same_batches
 pytestmark = pytest.mark.multiprocess
 
 GRAPH = TinyGraph.random(60, 400, seed=3)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_threads_that_ask_at_one_time_get_their_own(
+    num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As handlers of a service do; beside an epoch, which is taken in another thread."""
+    known_sample = NeighborSampler.sample
+    inside: list[Any] = []
+    overlaps: list[Any] = []
+
+    def sample(self: Any, request: Any) -> Any:  # of this process, not of workers
+        overlaps.extend(inside)
+        inside.append(request)
+        time.sleep(0.0002)  # another thread's turn
+        try:
+            return known_sample(self, request)
+        finally:
+            inside.remove(request)
+
+    monkeypatch.setattr(NeighborSampler, "sample", sample)
+    how: dict[str, Any] = {"num_neighbors": [3, 2], "batch_size": 8, "seed": 4}
+    with DistNeighborLoader(GRAPH.dataset(), num_workers=num_workers, **how) as loader:
+        whole = [batch.input_id.tolist() for batch in loader]
+        known = [loader([at, 2 * at]).n_id.tolist() for at in range(20)]
+        wrong: list[object] = []
+
+        def ask() -> None:
+            for _ in range(5):
+                for at, expected in enumerate(known):
+                    if loader([at, 2 * at]).n_id.tolist() != expected:
+                        wrong.append(at)
+
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(ask) for _ in range(3)]
+            for _ in range(5):
+                assert [batch.input_id.tolist() for batch in loader] == whole
+            for one in asked:
+                one.result(timeout=120)
+        assert wrong == []
+        assert overlaps == []
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_loader_is_neither_copied_nor_pickled(copied: Callable[[Any], Any]) -> None:
+    with DistNeighborLoader(GRAPH.dataset(), [2], num_workers=0, batch_size=30) as loader:
+        with pytest.raises(UsageError, match="DistNeighborLoader cannot be copied or pickled"):
+            copied(loader)
+        gc.collect()
+        assert len(list(loader)) == 2, "a copy that goes would have shut it down"
 
 
 def test_workers_and_this_process_give_the_same_beside_an_epoch() -> None:

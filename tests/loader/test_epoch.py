@@ -62,6 +62,19 @@ def test_batches_that_a_worker_has_under_way_at_once_count_once() -> None:
 IDENTITY = {"num_seeds": 9, "num_batches": 3, "rank": 1, "world_size": 2, "seed": 7}
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [{"yielded": -1}, {"yielded": "2"}, {"epoch": None}, {"ahead": None}, {"ahead": [-2]},
+     {"ahead": ["a"]}, {"finished": 1}],
+)  # fmt: skip
+def test_a_damaged_state_is_refused(damage: dict[str, object]) -> None:
+    state = EpochProgress(epoch=4, yielded=2).to_dict(IDENTITY)
+    lacking = {name: value for name, value in state.items() if name not in damage}
+    for wrong in ({**state, **damage}, lacking):
+        with pytest.raises(ConfigError, match="not a loader state: epoch, yielded"):
+            EpochProgress.from_dict(wrong, IDENTITY)
+
+
 def test_ranks_in_step_share_one_state() -> None:
     of_rank_0 = {**IDENTITY, "rank": 0, "num_seeds": 10}
     state = EpochProgress(epoch=4, yielded=2).to_dict(of_rank_0)

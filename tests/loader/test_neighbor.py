@@ -1,11 +1,13 @@
 """`DistNeighborLoader` with real workers, one rank, one partition. Few loaders, many cases each."""
 
 import gc
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -372,6 +374,23 @@ def test_a_loader_that_is_dropped_says_so_and_ends_its_workers() -> None:
         ResourceWarning
     ]
     assert process_state(pid) in ("gone", "dead"), "its workers end with it"
+
+
+def test_a_loader_that_is_dropped_is_shut_down_where_warnings_are_errors(monkeypatch) -> None:
+    class Noted(DistNeighborLoader):
+        num_ended = 0
+
+        def shutdown(self, *args: Any, **how: Any) -> None:
+            Noted.num_ended += 1
+            super().shutdown(*args, **how)
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda it: None)  # Python prints what __del__ raises
+    made = Noted(PLAIN.dataset(), [2], num_workers=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del made
+        gc.collect()
+    assert Noted.num_ended == 1
 
 
 @pytest.mark.parametrize("weighted", [("user", "buys", "item"), ("item", "rev_buys", "user")])

@@ -43,6 +43,9 @@ def test_integers_and_floats_have_one_type_each(given: Any, dtype: torch.dtype) 
     assert found.dtype == dtype
     assert found.tolist() == [1, 2]
     assert read_times([NOW_NS], 1, "input_time").tolist() == [NOW_NS]
+    seconds = [1_700_000_001.0, 1_700_000_002.5]  # float32 has one of them for two minutes
+    for floats in (seconds, tuple(seconds), np.array(seconds)):
+        assert read_times(floats, 2, "input_time").tolist() == seconds
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import threading
@@ -98,6 +99,17 @@ def test_a_death_is_told_once_while_others_keep_sending(ends) -> None:
         heard += [event for event in pool.poll(1.0) if event.worker == 0]
     assert [event.message[0] for event in heard] == [pipe.ERROR, pipe.DIED]
     assert _died(heard) == [(0, 100, -signal.SIGKILL, None)]
+
+
+def test_a_message_whose_object_cannot_be_sent_is_not_sent(ends) -> None:
+    """The worker would take the next message for the object."""
+    pool, _, first, _ = ends
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
+        pool.send(0, ("orders",), lambda: None)
+    pool.send(0, ("the next",))
+    received = pipe.receive(first)
+    assert received is not None
+    assert received[0] == ("the next",)
 
 
 def test_the_end_of_one_that_was_replaced_is_no_news(ends) -> None:
