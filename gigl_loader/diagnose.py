@@ -24,7 +24,7 @@ import gigl_loader
 from gigl_loader.errors import ConfigError, UsageError, without_default_types
 from gigl_loader.gloo_interface import VARIABLE, interface_needed
 from gigl_loader.memory import segments
-from gigl_loader.system import Footprint, meminfo, number_in, usable_cpus
+from gigl_loader.system import Footprint, meminfo, memory_limit, number_in, usable_cpus
 from gigl_loader.transport import own_address, sockets
 
 _GIB = 2**30
@@ -135,12 +135,13 @@ def memory() -> Iterator[Finding]:
     yield Finding("CPUs", f"{usable_cpus()} usable of {os.cpu_count()}")
     available = meminfo("MemAvailable")
     yield Finding("memory", f"{_size(available)} available", bad=available < _LITTLE_MEMORY)
-    limit = number_in("/sys/fs/cgroup/memory.max")
-    if limit is not None:
-        # in a container, pages of shared memory count for the control group that touched them first
-        used = number_in("/sys/fs/cgroup/memory.current") or 0
+    limited = memory_limit()
+    if limited is not None:
+        # in a container or a job of Slurm, pages of shared memory count for the control group that
+        # touched them first
+        limit, used = limited
         text = f"{_size(limit)}, {_size(used)} in use; shared memory counts"
-        yield Finding("container's limit", text, bad=limit - used < _LITTLE_MEMORY)
+        yield Finding("limit on memory", text, bad=limit - used < _LITTLE_MEMORY)
     yield _memfd()
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{files} (ulimit -n), can be raised to {most}"

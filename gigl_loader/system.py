@@ -13,6 +13,12 @@ from pathlib import Path
 _SHM = Path("/dev/shm")
 _LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
 _POLL_S = 0.02
+# of both versions of cgroups: the limit, and what is used
+_OF_MEMORY = (
+    ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)  # fmt: skip
+_NO_LIMIT = 1 << 62
+"""More than any memory: so version 1 says that there is no limit."""
 IGNORED: set[str] = set()
 """Names in ``/proc/<pid>/comm`` of processes that do not count, nor their descendants."""
 
@@ -50,12 +56,27 @@ def available_memory(root: str = "") -> int:
     Args:
         root: Parent of ``/proc`` and ``/sys``, if not ``/``.
     """
-    limits = (
-        number_in(f"{folder}/{name}")
+    limit = memory_limit(root)
+    available = meminfo("MemAvailable", root)
+    return available if limit is None else min(available, limit[0])
+
+
+def memory_limit(root: str = "") -> tuple[int, int] | None:
+    """Return the least limit on memory of a control group that holds this process, and its use.
+
+    Args:
+        root: Parent of ``/proc`` and ``/sys``, if not ``/``.
+
+    Returns:
+        Bytes, and bytes of all processes of that group; None: there is no limit.
+    """
+    limits = [
+        (limit, number_in(f"{folder}/{use}") or 0)
         for folder in _groups("memory", root)
-        for name in ("memory.max", "memory.limit_in_bytes")
-    )
-    return min([meminfo("MemAvailable", root), *(limit for limit in limits if limit is not None)])
+        for name, use in _OF_MEMORY
+        if (limit := number_in(f"{folder}/{name}")) is not None and limit < _NO_LIMIT
+    ]
+    return min(limits, default=None)
 
 
 def _groups(controller: str, root: str) -> list[str]:

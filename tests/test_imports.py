@@ -40,7 +40,7 @@ FACES = {
         # both ends of a connection: what they call and answer, and who may
         "": "Caller EndReason IncomingArray Listener Method Mode Peer Reply SILENCE_S Security "
         "address_towards codec free_port free_ports into_array is_loopback own_address "
-        "refuse_loopback_name sockets",
+        "refuse_loopback_name refuse_unspecified split_address sockets",
         "reply": "Into",
         # a message as bytes; a failure as a message
         "codec": "ARRAY_EXTENSION Array decode encode read_header",

@@ -194,7 +194,7 @@ class ServerConnection:
             PeerTimeoutError: The server did not come up before ``deadline``.
             ServerDiedError: Another server reports that this one is away.
             JoinRefusedError: The server refuses this process, or another service listens there.
-            ConfigError: The host does not exist.
+            ConfigError: The address is invalid.
         """
         self._job_name = join.job_name
         self._watch.connect(deadline, partial(self._wait_on, progress))
@@ -213,7 +213,9 @@ class ServerConnection:
             self.give_up(f"it does not answer ({why}), and storage server 0 says that it is away")
             raise_if_broken([self])
         hint = " (nothing listens there: it loads, was not started, or has served its jobs)"
-        progress.say(self.name + (hint if "refused" in why else ""))
+        if "has no address" in why:
+            hint = f" ({why}: it was not started yet, or this is not its name)"
+        progress.say(self.name + (hint if "refused" in why or "has no address" in why else ""))
 
     def _watch_all(self, join: Join) -> None:
         error = hear(self._watch, join, self._take_news)

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gigl_loader.errors import GiglLoaderError
-from gigl_loader.transport import Caller, Security
+from gigl_loader.errors import ConfigError, GiglLoaderError
+from gigl_loader.transport import Caller, Security, split_address
 
 _TIMEOUT_S = 10.0
 
@@ -77,12 +77,10 @@ def host_and_port(text: str) -> tuple[str, int]:
     Raises:
         ArgumentTypeError: It is something else.
     """
-    host, _, port = text.rpartition(":")
-    # `isdigit` alone accepts digits of other scripts and superscripts, which `int` may not
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"takes HOST:PORT, got {text!r}")
-    # brackets distinguish an IPv6 address from its port
-    return host.strip("[]"), int(port)
+    try:
+        return split_address(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def ask(

@@ -12,7 +12,7 @@ from gigl_loader._glt import get_context, init_worker_group
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.gloo_interface import interface_towards
 from gigl_loader.ranks import broadcast_value, gather_from_ranks
-from gigl_loader.transport import free_port, own_address
+from gigl_loader.transport import free_port, is_loopback, own_address
 
 _CONTEXT_PORT = 29_591
 """Port of the process group that is started for a `DistributedContext`, on its main worker."""
@@ -71,7 +71,8 @@ def resolve_runtime(
 
     Raises:
         UsageError: No context, and ``torch.distributed`` is not up.
-        ConfigError: Machines run different numbers of ranks; names the counts.
+        ConfigError: Machines run different numbers of ranks; names the counts. Or they do not know
+            their addresses.
     """
     if context is not None:
         return _from_context(context, local_process_rank, local_process_world_size)
@@ -83,7 +84,8 @@ def resolve_runtime(
             "or start the script with torchrun"
         )
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    return from_addresses(rank, gather_from_ranks(own_address(), world_size, str))
+    here = own_address(), os.uname().nodename
+    return from_addresses(rank, reachable(gather_from_ranks(here, world_size, tuple[str, str])))
 
 
 def runtime_or_alone(
@@ -103,6 +105,22 @@ def runtime_or_alone(
     if context is None and not dist.is_initialized() and os.environ.get("WORLD_SIZE", "1") == "1":
         return from_addresses(0, ["127.0.0.1"])
     return resolve_runtime(context, local_process_rank, local_process_world_size)
+
+
+def reachable(machines: list[tuple[str, str]]) -> list[str]:
+    """Return the addresses of ``machines``, which are given with their names.
+
+    Raises:
+        ConfigError: All have the address by which each means itself, and they are several.
+    """
+    addresses, names = [address for address, _ in machines], {name for _, name in machines}
+    if len(names) > 1 and len(set(addresses)) == 1 and is_loopback(addresses[0]):
+        raise ConfigError(
+            f"the ranks run on {len(names)} machines, {sorted(names)[:4]}, and all find "
+            f"{addresses[0]} for their address, which no other machine can reach: set MASTER_ADDR "
+            "to rank 0's address on the network, as torchrun does"
+        )
+    return addresses
 
 
 def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:

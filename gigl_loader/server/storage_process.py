@@ -39,6 +39,7 @@ from gigl_loader.transport import (
     Security,
     address_towards,
     refuse_loopback_name,
+    refuse_unspecified,
 )
 from gigl_loader.wire.calls import Call
 from gigl_loader.wire.info import GraphStoreInfo
@@ -455,6 +456,7 @@ def init_storage_process(
     check_position(held.num_partitions, held.partition_idx, storage_rank, num_servers)
     master, master_port = cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port
     address = host or (_master_address(master) if storage_rank == 0 else address_towards(master))
+    refuse_unspecified(address)
     # `for_workers`, as each of them would make its own certificate otherwise
     server = StorageService(
         held, storage_rank, num_servers, address, security=security.for_workers(),
@@ -487,8 +489,11 @@ def init_storage_process(
             # joins would take a closed port for the loss of server 0.
             progress = WaitReport(name, deadline := time.monotonic() + timeout)
             leader.caller.connect(
-                deadline, lambda why: progress.say(f"storage server 0 at {master}:{master_port}")
-            )
+                deadline, lambda why: progress.say(
+                    f"storage server 0 at {master}:{master_port}"
+                    + (f" ({why})" if "has no address" in why else "")
+                ),
+            )  # fmt: skip
     except BaseException:
         # a caller that catches the error may retry in this process, so the port must be free
         StorageProcess(server, endpoint, metrics).close()

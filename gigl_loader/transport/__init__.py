@@ -17,6 +17,8 @@ from gigl_loader.transport.sockets import (
     is_loopback,
     own_address,
     refuse_loopback_name,
+    refuse_unspecified,
+    split_address,
 )
 from gigl_loader.transport.stream import SILENCE_S
 
@@ -38,4 +40,6 @@ __all__ = [
     "is_loopback",
     "own_address",
     "refuse_loopback_name",
+    "refuse_unspecified",
+    "split_address",
 ]

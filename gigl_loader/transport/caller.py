@@ -33,6 +33,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gigl_loader.errors import (
+    ConfigError,
     GiglLoaderError,
     JoinRefusedError,
     PeerLostError,
@@ -367,15 +368,15 @@ class Caller:
 
         Args:
             deadline: When to stop trying a silent network (`time.monotonic`).
-            on_wait: If given, waits for a listener that has not been started yet too, and is called
-                before each pause with the last error.
+            on_wait: If given, waits for a listener that has not been started yet too, or whose
+                name has no address yet, and is called before each pause with the last error.
 
         Raises:
             PeerLostError: Nothing listens there and ``on_wait`` was not given, or another process
                 than the intended one listens there.
             PeerTimeoutError: The listener did not come up by the deadline.
             JoinRefusedError: One side refused the other; ``end`` tells why.
-            ConfigError: The address is invalid.
+            ConfigError: The address is invalid; without ``on_wait`` also if it has none now.
         """
         if os.getpid() != self._pid:
             self._reset()
@@ -390,6 +391,9 @@ class Caller:
                     self._adopt(fresh, deadline)
             except (OSError, EOFError) as error:
                 why = str(error) or "it closed the connection"
+                # the name of a pod has no address while the pod is started somewhere else
+                if isinstance(error, socket.gaierror) and on_wait is None:
+                    raise ConfigError(why) from error
                 if isinstance(error, ConnectionRefusedError) and on_wait is None:
                     raise PeerLostError(
                         f"{self.what}: nothing listens there", EndReason.GONE
@@ -412,7 +416,7 @@ class Caller:
             GiglLoaderError: The listener refused, or this side was closed.
         """
         # resolved once: in an outage the name server is out of reach too
-        self._addresses = self._addresses or sockets.resolve(*self._target)
+        self._addresses = self._addresses or sockets.resolve_now(*self._target)
         failure: Exception = OSError("it has no address")
         for family, address in self._addresses:
             stream = Stream(

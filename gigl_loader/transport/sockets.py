@@ -37,6 +37,7 @@ _USUAL_AUTOMATIC = 32_768
 _FIRST_PORT, _LEAST_PORTS = 15_000, 1000
 _TAKEN_PORTS = 99
 """So many taken ones in a row mean another problem, such as a wrong address."""
+_LAST_PORT = 65_535
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h: the IPv4 address of an interface
 
 
@@ -44,13 +45,43 @@ def resolve(host: str, port: int) -> list[tuple[int, Address]]:
     """Return the family and address of each route to ``host``, in the system's order.
 
     Raises:
-        ConfigError: ``host`` has no address.
+        ConfigError: ``host`` has no address, or ``port`` is none.
     """
     try:
+        return resolve_now(host, port)
+    except OSError as error:
+        raise ConfigError(str(error)) from error
+
+
+def resolve_now(host: str, port: int) -> list[tuple[int, Address]]:
+    """Do as `resolve`, for those who can wait until ``host`` has an address.
+
+    Raises:
+        OSError: ``host`` has no address so far.
+        ConfigError: It can have none, or ``port`` is none.
+    """
+    if not 0 <= port <= _LAST_PORT:  # the system's function takes the lowest 16 bits
+        raise ConfigError(f"port {port} of {host} is not between 0 and {_LAST_PORT}")
+    try:
         routes = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
+    except UnicodeError as error:
         raise ConfigError(f"host {host!r} has no address: {error}") from error
+    except OSError as error:
+        raise socket.gaierror(f"host {host!r} has no address: {error}") from error
     return [(int(family), address) for family, *_, address in routes]
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return what ``HOST:PORT`` names; an IPv6 address is in brackets.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    host, _, port = text.rpartition(":")
+    # `isdigit` alone accepts digits of other scripts and superscripts, which `int` may not
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > _LAST_PORT:
+        raise ConfigError(f"takes HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:
@@ -74,6 +105,21 @@ def refuse_loopback_name(host: str) -> None:
         raise ConfigError(
             f"{host!r} resolves to {resolve(host, 0)[0][1][0]} on this machine, which no other "
             "machine can reach: give its address on the network, or correct /etc/hosts"
+        )
+
+
+def refuse_unspecified(host: str) -> None:
+    """Refuse a ``host`` that others are told, but that means any address of the machine it is on.
+
+    Raises:
+        ConfigError: ``host`` is such an address, as 0.0.0.0 is.
+    """
+    # without IPv6's scope
+    if any(ipaddress.ip_address(address[0].partition("%")[0]).is_unspecified
+           for _, address in resolve(host, 0)):  # fmt: skip
+        raise ConfigError(
+            f"{host!r} means all addresses of a machine, and others would look for this one on "
+            "their own: give the address by which they reach it"
         )
 
 
@@ -180,9 +226,10 @@ def ports_to_give() -> range:
 
 def is_free(host: str, port: int) -> bool:
     """Return whether ``port`` of ``host`` can be bound, even without sharing it."""
-    with socket.socket() as sock:
+    family, address = resolve(host, port)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
         try:
-            sock.bind((host, port))
+            sock.bind(address)
         except OSError:
             return False
     return True

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.ranks import gather_from_ranks
-from gigl_loader.transport import free_ports, own_address
+from gigl_loader.transport import free_ports, own_address, split_address
 
 # GiGL's names: launchers that start its graph stores set them
 _STORAGE_NODES = "GIGL_GRAPH_STORE_NUM_STORAGE_NODES"
@@ -91,12 +91,14 @@ class GraphStoreInfo:
         address = storage_addr or os.environ.get(_STORAGE_ADDR, "")
         if not address:
             return cls._agreed(*figures)
-        host, _, port = address.rpartition(":") if address.count(":") == 1 else (address, "", "")
+        host, port = address.strip("[]"), rpc_port
+        if address.count(":") == 1 or "]:" in address:  # an IPv6 address without a port has more
+            host, port = split_address(address)
         compute = compute_addr or os.environ.get("MASTER_ADDR", "127.0.0.1")
         group_port = _figure("compute_port", compute_port, "MASTER_PORT", least="29501")
         return cls(
             *figures, compute, host, compute, 0, 0, group_port,
-            _figure("the port in storage_addr", int(port) if port.isdigit() else rpc_port), 0,
+            _figure("rpc_port", port), 0,
         )  # fmt: skip
 
     @classmethod

@@ -12,6 +12,7 @@ from gigl_loader.loader.job_ranks import (
     DistributedContext,
     from_addresses,
     init_neighbor_loader_worker,
+    reachable,
     resolve_runtime,
     runtime_or_alone,
 )
@@ -69,6 +70,17 @@ def test_machines_that_cannot_be_told_from_ranks(addresses: list[str], words: st
     """Dealt out in turn, ranks 0 and 2 would both be local rank 0 of a: one GPU, the same seeds."""
     with pytest.raises(ConfigError, match=words):
         from_addresses(0, addresses)
+
+
+def test_machines_that_all_find_loopback_are_told_what_to_set() -> None:
+    """As without MASTER_ADDR, with ``init_method="tcp://..."``: they would pass for one machine."""
+    told = [("127.0.0.1", "node1"), ("127.0.0.1", "node1"), ("127.0.0.1", "node2")]
+    with pytest.raises(ConfigError, match=r"2 machines, \['node1', 'node2'\].* set MASTER_ADDR"):
+        reachable(told)
+    assert reachable(told[:2]) == ["127.0.0.1"] * 2
+    apart = [("10.0.0.1", "a"), ("10.0.0.2", "b")]
+    assert reachable(apart) == ["10.0.0.1", "10.0.0.2"]
+    assert reachable([("10.0.0.1", "a"), ("10.0.0.1", "b")]) == ["10.0.0.1"] * 2, "two containers"
 
 
 def test_a_context_tells_where_a_process_stands(tmp_path) -> None:

@@ -88,6 +88,12 @@ def test_what_the_environment_does_not_say_is_asked_for(unset: pytest.MonkeyPatc
     unset.setenv("GIGL_GRAPH_STORE_NUM_STORAGE_NODES", "two")
     with pytest.raises(ConfigError, match="NUM_STORAGE_NODES must be an integer > 0, got 'two'"):
         GraphStoreInfo.from_env("storage0")
+    for wrong in ("storage0:2960O", "storage0:", "storage0:99999"):
+        with pytest.raises(ConfigError, match=f"takes HOST:PORT, got '{wrong}'"):
+            GraphStoreInfo.from_env(wrong, num_storage_nodes=2)
+    for given, port in (("::1", 29600), ("[::1]", 29600), ("[::1]:7000", 7000)):
+        info = GraphStoreInfo.from_env(given, num_storage_nodes=2)
+        assert (info.storage_cluster_master_ip, info.rpc_master_port) == ("::1", port)
     with pytest.raises(ConfigError, match=r"give storage_addr=.* or set GIGL_LOADER_STORAGE_ADDR"):
         GraphStoreInfo.from_env(num_storage_nodes=2)
 

@@ -47,7 +47,16 @@ def _check_nobody_listens(info) -> None:
 def test_a_server_that_strangers_reach_is_refused_before_it_listens(how, words):
     info = info_of(1, 1)
     with pytest.raises(ConfigError, match=f"(?s){words}"):
-        init_storage_process(0, info, tiny_graph().dataset(), host="0.0.0.0", **how)
+        init_storage_process(0, info, tiny_graph().dataset(), host="192.0.2.1", **how)
+    _check_nobody_listens(info)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_address_that_others_cannot_use_is_refused(host):
+    """Others are told it, and would look for this server on their own machines."""
+    info = info_of(1, 1)
+    with pytest.raises(ConfigError, match=f"'{host}' means all addresses .* by which they reach"):
+        init_storage_process(0, info, tiny_graph().dataset(), host=host, insecure=True)
     _check_nobody_listens(info)
 
 

@@ -141,12 +141,15 @@ def handlers_of_root(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def host_names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What is in this machine's hosts file besides: addresses by name."""
+    """What is in this machine's hosts file besides: addresses by name; "": it has none so far."""
     found: dict[str, str] = {}
     known = socket.getaddrinfo
 
     def resolve(host: Any, *args: Any, **how: Any) -> Any:
-        return known(found.get(host, host), *args, **how)
+        address = found.get(host, host)
+        if address == "":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known(address, *args, **how)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     return found

@@ -28,6 +28,29 @@ def test_a_name_without_an_address_is_named() -> None:
         sockets.resolve("no-such-host.invalid", 1)
 
 
+@pytest.mark.parametrize("port", [-1, 65_536, 99_999])
+def test_a_port_that_is_none_is_no_other_one(port: int) -> None:
+    """The system's resolver takes the lowest 16 bits of any number."""
+    words = f"port {port} of 127.0.0.1 is not between 0 and 65535"
+    with pytest.raises(ConfigError, match=words):
+        sockets.listen("127.0.0.1", port)
+
+
+def test_an_address_of_each_family_is_told_from_its_port() -> None:
+    assert sockets.split_address("storage0:29600") == ("storage0", 29_600)
+    assert sockets.split_address("[::1]:29600") == ("::1", 29_600)
+    for text in ("storage0", "storage0:", "storage0:2960O", "storage0:99999", ":29600"):
+        with pytest.raises(ConfigError, match=f"takes HOST:PORT, got '{text}'"):
+            sockets.split_address(text)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_taken_port_is_not_free(host: str) -> None:
+    with sockets.listen(host, 0) as taken:
+        assert not sockets.is_free(host, taken.getsockname()[1])
+    assert sockets.is_free(host, free_ports(1, host)[0])
+
+
 def test_the_way_to_a_host() -> None:
     assert sockets.address_towards("127.0.0.1") == "127.0.0.1"
     assert sockets.address_towards("::1") == "::1"

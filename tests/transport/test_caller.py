@@ -18,6 +18,7 @@ from service import SECURITIES, Answer, Service, question
 from support.conditions import SetConstants
 
 from gigl_loader.errors import (
+    ConfigError,
     PeerError,
     PeerLostError,
     PeerTimeoutError,
@@ -340,6 +341,28 @@ def test_a_longer_outage_is_an_error(plain: Network) -> None:
             reply.wait(60)
         assert caught.value.end is EndReason.SILENT
         assert time.monotonic() - started < 2.5 + AT_ONCE_S
+
+
+def test_a_name_without_an_address_is_waited_for(
+    plain: Network, host_names: dict[str, str]
+) -> None:
+    """As that of a pod that is being started: the listener and its address come later."""
+    port = plain.service().listener.address[1]
+    host_names["storage-0"] = ""
+    caller = plain.caller(("storage-0", port))
+    said: list[str] = []
+    with pytest.raises(ConfigError, match="host 'storage-0' has no address"):
+        caller.connect(time.monotonic() + 60)
+    with pytest.raises(PeerTimeoutError, match=r"did not come up .*'storage-0' has no address"):
+        caller.connect(time.monotonic() + 0.1, said.append)
+
+    def wait(why: str) -> None:
+        said.append(why)
+        host_names["storage-0"] = "127.0.0.1"
+
+    caller.connect(time.monotonic() + 60, wait)
+    assert caller.ask("double", question(2), Answer).wait(60).number == 2
+    assert all("host 'storage-0' has no address" in why for why in said)
 
 
 def test_time_in_which_the_asker_is_suspended_is_no_silence(plain: Network) -> None:
