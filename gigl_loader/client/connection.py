@@ -212,10 +212,12 @@ class ServerConnection:
         if self._is_away():
             self.give_up(f"it does not answer ({why}), and storage server 0 says that it is away")
             raise_if_broken([self])
-        hint = " (nothing listens there: it loads, was not started, or has served its jobs)"
-        if "has no address" in why:
+        hint = ""
+        if "refused" in why:
+            hint = " (nothing listens there: it loads, was not started, or has served its jobs)"
+        elif "has no address" in why:
             hint = f" ({why}: it was not started yet, or this is not its name)"
-        progress.say(self.name + (hint if "refused" in why or "has no address" in why else ""))
+        progress.say(self.name + hint)
 
     def _watch_all(self, join: Join) -> None:
         error = hear(self._watch, join, self._take_news)

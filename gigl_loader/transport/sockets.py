@@ -87,10 +87,12 @@ def split_address(text: str) -> tuple[str, int]:
 def is_loopback(host: str) -> bool:
     """Return whether ``host``, a name or an address, can be reached from its own machine only."""
     # all of them: a name with one address on the network can be reached from there
-    return all(
-        ipaddress.ip_address(address[0].partition("%")[0]).is_loopback  # without IPv6's scope
-        for _, address in resolve(host, 0)
-    )
+    return all(address.is_loopback for address in _ip_addresses(host))
+
+
+def _ip_addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Return the addresses of ``host``, without IPv6's scope; raises as `resolve` does."""
+    return [ipaddress.ip_address(found[0].partition("%")[0]) for _, found in resolve(host, 0)]
 
 
 def refuse_loopback_name(host: str) -> None:
@@ -114,9 +116,7 @@ def refuse_unspecified(host: str) -> None:
     Raises:
         ConfigError: ``host`` is such an address, as 0.0.0.0 is.
     """
-    # without IPv6's scope
-    if any(ipaddress.ip_address(address[0].partition("%")[0]).is_unspecified
-           for _, address in resolve(host, 0)):  # fmt: skip
+    if any(address.is_unspecified for address in _ip_addresses(host)):
         raise ConfigError(
             f"{host!r} means all addresses of a machine, and others would look for this one on "
             "their own: give the address by which they reach it"

@@ -58,11 +58,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def test_loaders_in_two_threads_capture_one_after_the_other(driver: Driver) -> None:
-    memory, is_inside, goes_on = (
-        DeviceMemory(torch.device("cpu")),
-        threading.Event(),
-        threading.Event(),
-    )
+    memory = DeviceMemory(torch.device("cpu"))
+    is_inside, goes_on = threading.Event(), threading.Event()
     results: list[str] = []
 
     def capture(job: Callable[[], str]) -> None:
