@@ -37,8 +37,7 @@ demo demo-graph-store demo-links: export EXTRAS = examples
 docs: export EXTRAS = dev,docs,examples,metis,objects,ray,tables
 # a numba cache of its own: another release's in the checkout would be thrown away, and this one's by it
 OLDEST = NUMBA_CACHE_DIR=$(CURDIR)/.venv-oldest/numba VENV=.venv-oldest CONSTRAINTS=.ci/constraints-oldest.txt EXTRAS=metis,test .ci/in-venv python3.11
-SEAMS = tests/test_init.py tests/test_glt.py tests/test_glt_classes.py tests/test_glt_data.py \
-  tests/test_glt_parts.py tests/dataset tests/sampler tests/collate tests/pyg tests/transport \
+SEAMS = tests/test_init.py tests/runtime/glt_classes tests/dataset tests/sampler tests/collate tests/pyg tests/runtime/transport \
   tests/loader/test_neighbor.py tests/loader/test_link.py tests/loader/test_ppr.py
 TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 SCRIPTS = .ci/in-venv .ci/find-python .ci/install .ci/run .ci/with-torch $(wildcard examples/slurm/*.sbatch)
@@ -98,7 +97,7 @@ test-modern:
 	$(MODERN) python -m pytest -n 6 $(ARGS)
 
 test-native:
-	$(NATIVE) python -c 'from gigl_loader import _glt; assert _glt.native_available'
+	$(NATIVE) python -c 'from gigl_loader.runtime import glt_classes; assert glt_classes.native_available'
 	$(NATIVE) python -m pytest -n 6 $(ARGS)
 
 test-oldest:

@@ -90,8 +90,11 @@ nitpick_ignore_regex = [
 
 _PUBLIC = ("gigl_loader", "gigl_loader.graph_store", "gigl_loader.ray", "gigl_loader.testing")
 _PACKAGES = (
-    *_PUBLIC, "gigl_loader.dataset.identity", "gigl_loader.tables.spec", "gigl_loader.transport",
-)  # fmt: skip
+    *_PUBLIC,
+    "gigl_loader.dataset.identity",
+    "gigl_loader.tables.spec",
+    "gigl_loader.runtime.transport",
+)
 _SHORT = {
     "Data": "torch_geometric.data.Data",
     "DataLoader": "torch.utils.data.DataLoader",

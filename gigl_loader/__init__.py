@@ -5,6 +5,6 @@ gigl_loader`` is cheap, and a sampling worker never loads ``torch_geometric`` or
 ``graphlearn_torch``.
 """
 
-from gigl_loader._lazy import lazy_names
+from gigl_loader.runtime.lazy_names import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

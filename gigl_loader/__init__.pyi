@@ -62,12 +62,12 @@ from gigl_loader.loader.node_loader import DistNeighborLoader as DistNeighborLoa
 from gigl_loader.loader.node_loader import DistSubGraphLoader as DistSubGraphLoader
 from gigl_loader.loader.profile import profile_workers as profile_workers
 from gigl_loader.loader.profile import replay as replay
-from gigl_loader.memory.segments import SharedMemoryError as SharedMemoryError
 from gigl_loader.options import CustomSamplerOptions as CustomSamplerOptions
 from gigl_loader.options import FeatureStoreOptions as FeatureStoreOptions
 from gigl_loader.options import KHopNeighborSamplerOptions as KHopNeighborSamplerOptions
 from gigl_loader.options import PPRSamplerOptions as PPRSamplerOptions
 from gigl_loader.options import SamplerOptions as SamplerOptions
+from gigl_loader.runtime.memory.segments import SharedMemoryError as SharedMemoryError
 from gigl_loader.source.node_input import NodeSamplerInput as NodeSamplerInput
 from gigl_loader.source.remote_dataset import ABLPInputNodes as ABLPInputNodes
 from gigl_loader.tables.partition_tables import partition_tables as partition_tables

@@ -2,8 +2,8 @@
 
 import sys
 
-from gigl_loader._lazy import ADVISER
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.runtime.lazy_names import ADVISER
 
 _HERE = "gigl_loader"
 

@@ -22,10 +22,10 @@ from typing import NamedTuple
 # nothing that needs torch: if that cannot be imported, versions are printed before
 import gigl_loader
 from gigl_loader.errors import ConfigError, UsageError, without_default_types
-from gigl_loader.gloo_interface import VARIABLE, interface_needed
-from gigl_loader.memory import segments
-from gigl_loader.system import Footprint, meminfo, memory_limit, number_in, usable_cpus
-from gigl_loader.transport import own_address, sockets
+from gigl_loader.runtime.memory import segments
+from gigl_loader.runtime.ranks.gloo_interface import VARIABLE, interface_needed
+from gigl_loader.runtime.system import Footprint, meminfo, memory_limit, number_in, usable_cpus
+from gigl_loader.runtime.transport import own_address, sockets
 
 _GIB = 2**30
 _PACKAGES = (
@@ -103,20 +103,22 @@ def _device_kernels() -> Finding:
 
 def glt_door() -> Iterator[Finding]:
     """Report whether graphlearn-torch can be imported, and its native library loaded."""
-    from gigl_loader import _glt
+    from gigl_loader.runtime import glt_classes
 
-    if not _glt.available:
+    if not glt_classes.available:
         text = "not installed, and no loader needs it: gigl_loader's own classes take its place"
         yield Finding("Python layer", text)
         return
     # all names: another version of GLT may import but lack some
-    missing = [name for name in _glt.EXPORTS if not _has(_glt, name)]
-    state = f"lacks {missing}" if missing else f"imported, {len(_glt.EXPORTS)} names found"
+    missing = [name for name in glt_classes.EXPORTS if not _has(glt_classes, name)]
+    state = f"lacks {missing}" if missing else f"imported, {len(glt_classes.EXPORTS)} names found"
     yield Finding("Python layer", state, bad=bool(missing))
-    if _glt.native_available:
+    if glt_classes.native_available:
         yield Finding("native library", "loaded")
     else:
-        yield Finding("native library", f"not loaded, and no loader needs it: {_glt.native_reason}")
+        yield Finding(
+            "native library", f"not loaded, and no loader needs it: {glt_classes.native_reason}"
+        )
 
 
 def _has(module: object, name: str) -> bool:

@@ -1,7 +1,7 @@
 """Names that people import from GiGL, graphlearn-torch and PyG, and what takes their place here.
 
-The data of `gigl_loader._lazy`: `MODULES` are paths of GiGL whose names exist here, `ADVICE` is on
-names that do not.
+The data of `gigl_loader.runtime.lazy_names`: `MODULES` are paths of GiGL whose names exist here,
+`ADVICE` is on names that do not.
 """
 
 from typing import TypeVar

@@ -236,7 +236,7 @@ class Field:
     shape: tuple[int, ...]
     # Called with memory of the receiver, e.g. a slot: the tensor is not made elsewhere and copied.
     write: Callable[[Any], Any]
-    """Takes a numpy array of that shape and of the type's storage dtype (`memory.segments`)."""
+    """Takes an array of that shape and of the type's storage dtype (`runtime.memory.segments`)."""
 
     @classmethod
     def of(cls, key: str, values: Any) -> "Field":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.sizes import parse_size
+from gigl_loader.runtime.sizes import parse_size
 
 DEFAULT_TIMEOUT_S = 120.0
 """Seconds without progress after which a wait for workers or servers is an error."""

@@ -22,8 +22,8 @@ from torch import Tensor
 from gigl_loader import GraphStoreInfo
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.loader.job_ranks import get_process_group_name, init_neighbor_loader_worker
-from gigl_loader.ranks import broadcast_value, gather_from_ranks
-from gigl_loader.transport import free_ports, own_address
+from gigl_loader.runtime.ranks.collectives import broadcast_value, gather_from_ranks
+from gigl_loader.runtime.transport import free_ports, own_address
 
 __all__ = [
     "GraphStoreInfo",

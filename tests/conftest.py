@@ -123,7 +123,7 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let the fork server import while the first tests run, and be there before tests count."""
-    from gigl_loader.processes import start_fork_server
+    from gigl_loader.runtime.processes import start_fork_server
 
     if session.config.option.collectonly:
         return
@@ -187,8 +187,8 @@ def _certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if os.environ.get("GIGL_LOADER_TEST_TLS") != "1":
         yield
         return
-    from gigl_loader.transport import certs
-    from gigl_loader.transport.security import TLS_DIR_VARIABLE
+    from gigl_loader.runtime.transport import certs
+    from gigl_loader.runtime.transport.security import TLS_DIR_VARIABLE
 
     folder = certs.make_folder(tmp_path_factory.mktemp("certificates"), ["127.0.0.1", "localhost"])
     with pytest.MonkeyPatch.context() as patch:

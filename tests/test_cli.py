@@ -14,8 +14,12 @@ from pathlib import Path
 import pytest
 
 from gigl_loader import cli
-from gigl_loader.transport import Security
-from gigl_loader.transport.security import INSECURE_VARIABLE, TLS_DIR_VARIABLE, TOKEN_VARIABLE
+from gigl_loader.runtime.transport import Security
+from gigl_loader.runtime.transport.security import (
+    INSECURE_VARIABLE,
+    TLS_DIR_VARIABLE,
+    TOKEN_VARIABLE,
+)
 
 ROOT = Path(__file__).parent.parent
 

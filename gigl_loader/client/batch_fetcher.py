@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from gigl_loader.client.connection import ServerConnection
 from gigl_loader.errors import GiglLoaderError, PeerError, ProtocolError, ServerDiedError
 from gigl_loader.memory.leases import BufferPool, payload_bytes, tensors_over
-from gigl_loader.memory.same_host import Mappings
 from gigl_loader.message import Attempt, Received, SampleMessage
-from gigl_loader.threads import new_thread
-from gigl_loader.transport import Caller, Reply
+from gigl_loader.runtime.memory.same_host import Mappings
+from gigl_loader.runtime.threads import new_thread
+from gigl_loader.runtime.transport import Caller, Reply
 from gigl_loader.wire.calls import dtype_of
 from gigl_loader.wire.payload import unpack_batch, wire_bytes
 from gigl_loader.wire.requests import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from gigl_loader._glt import _set_client_context
 from gigl_loader.client.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError, first_line
-from gigl_loader.gloo_interface import interface_towards
-from gigl_loader.logs import know
-from gigl_loader.ranks import end_group
-from gigl_loader.transport import Security
+from gigl_loader.runtime.glt_classes import _set_client_context
+from gigl_loader.runtime.logs import know
+from gigl_loader.runtime.ranks.collectives import end_group
+from gigl_loader.runtime.ranks.gloo_interface import interface_towards
+from gigl_loader.runtime.transport import Security
 from gigl_loader.wire.info import GraphStoreInfo
 from gigl_loader.wire.membership import PATIENCE_S, check_job_name, check_patience
 from gigl_loader.wire.signatures import CALLS, DistServer

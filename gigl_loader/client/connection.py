@@ -33,9 +33,9 @@ from gigl_loader.errors import (
     UsageError,
     WorkerDiedError,
 )
-from gigl_loader.threads import new_thread
-from gigl_loader.transport import Caller, EndReason, Security
-from gigl_loader.transport.failures import fresh_copy
+from gigl_loader.runtime.threads import new_thread
+from gigl_loader.runtime.transport import Caller, EndReason, Security
+from gigl_loader.runtime.transport.failures import fresh_copy
 from gigl_loader.wire.membership import Join, News, WaitReport, hear, stopped_text
 from gigl_loader.wire.signatures import CALLS
 

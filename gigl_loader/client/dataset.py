@@ -31,10 +31,10 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_reconnect
-from gigl_loader.ranks import broadcast_value
+from gigl_loader.runtime.ranks.collectives import broadcast_value
+from gigl_loader.runtime.transport.failures import Failure, describe, rebuild
 from gigl_loader.source.held_seeds import HeldPart, HeldSeeds, RemoteSamplerInput
 from gigl_loader.source.remote_dataset import FETCHED_AS, ABLPInputNodes
-from gigl_loader.transport.failures import Failure, describe, rebuild
 from gigl_loader.wire.info import GraphStoreInfo
 from gigl_loader.wire.requests import NodeIdsRequest
 

@@ -28,7 +28,6 @@ from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.dataset.view import Matrix, Owner, Row, owner_of
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.memory.leases import BufferPool
-from gigl_loader.memory.segments import Array
 from gigl_loader.message import ROWS, Attempt, Field, Received, SampleMessage
 from gigl_loader.options import CacheOptions
 from gigl_loader.rowcache.cache import RowCache
@@ -36,8 +35,9 @@ from gigl_loader.rowcache.look_ahead import DrawnAhead, DrawnBatch, LookAhead, c
 from gigl_loader.rowcache.machine import MachineRows, memory_for
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, READY_S, Filling, Pipeline
 from gigl_loader.rowcache.tables import RowTables, by_owner
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.threads import new_thread
 from gigl_loader.sampler.row_exchange import LaterRows, Split, read_rows_apart
-from gigl_loader.threads import new_thread
 
 _UNDER_WAY = 3
 """Batches whose rows are requested at once, so that the next requests wait at the servers."""

@@ -1,7 +1,7 @@
 """A loader's producers on the storage servers: agreement of ranks, creation, release.
 
 Rank 0 decides for all, before and after producers are created: see
-`gigl_loader.ranks.decide_with_ranks`.
+`gigl_loader.runtime.ranks.collectives.decide_with_ranks`.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.client.client import call_server
 from gigl_loader.client.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.client.storage_cluster import Cluster
@@ -32,12 +31,13 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.options import SourceOptions
-from gigl_loader.ranks import check_same_options
 from gigl_loader.rowcache.machine import RowsOffer
+from gigl_loader.runtime.glt_classes import NodeSamplerInput
+from gigl_loader.runtime.ranks.collectives import check_same_options
+from gigl_loader.runtime.transport.failures import Failure, rebuild
 from gigl_loader.seeds import SeedSummary, check_each_once, check_same_seeds
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.source.held_seeds import joined, told_parts
-from gigl_loader.transport.failures import Failure, rebuild
 from gigl_loader.wire.membership import WaitReport
 from gigl_loader.wire.requests import NOBODY, ByServer, ProducerRequest, Runs
 from gigl_loader.wire.signatures import DistServer

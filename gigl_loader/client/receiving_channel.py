@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader._glt import ChannelBase
 from gigl_loader.client.batch_fetcher import BatchFetcher
 from gigl_loader.client.client import current_cluster
 from gigl_loader.client.connection import raise_if_broken, result_of
@@ -23,9 +22,10 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.memory.leases import BufferPool
-from gigl_loader.memory.same_host import Mappings
 from gigl_loader.message import Attempt, Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
+from gigl_loader.runtime.glt_classes import ChannelBase
+from gigl_loader.runtime.memory.same_host import Mappings
 from gigl_loader.wire.requests import EpochRequest, FetchAnswer, Runs
 from gigl_loader.workers.schedule import BatchStream
 

@@ -33,13 +33,13 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ProtocolError,
 )
-from gigl_loader.memory.segments import Array
-from gigl_loader.memory.tensors import as_array
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.memory.tensors import as_array
+from gigl_loader.runtime.threads import new_thread
+from gigl_loader.runtime.transport import Caller, into_array
 from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.row_exchange import Split, gather_rows, split_by_owner
-from gigl_loader.threads import new_thread
-from gigl_loader.transport import Caller, into_array
 from gigl_loader.wire.calls import TensorMessage
 from gigl_loader.wire.requests import RowBook
 from gigl_loader.wire.signatures import CALLS

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.client.absences import Absences
 from gigl_loader.client.client import current_cluster
 from gigl_loader.client.connection import CALL_TIMEOUT_S, result_of
@@ -48,12 +47,13 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.options import Shard, SourceOptions, options_of_batches
-from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.rowcache.machine import MachineRows, RowsClaim
+from gigl_loader.runtime.glt_classes import NodeSamplerInput
+from gigl_loader.runtime.ranks.collectives import decide_with_ranks
+from gigl_loader.runtime.transport.failures import describe
 from gigl_loader.seeds import SeedSummary
 from gigl_loader.source.sampled_input import num_batches
 from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
-from gigl_loader.transport.failures import describe
 from gigl_loader.wire.batch_shares import OwnBatches
 from gigl_loader.wire.requests import NOBODY, ByServer, Runs, compacted, select_servers
 from gigl_loader.wire.signatures import DistServer

@@ -31,9 +31,9 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.transport import EndReason, Security
-from gigl_loader.transport.failures import fresh_copy
+from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.transport import EndReason, Security
+from gigl_loader.runtime.transport.failures import fresh_copy
 from gigl_loader.wire.membership import PATIENCE_S, Join, Role, WaitReport
 
 _log = logging.getLogger(__name__)

@@ -59,7 +59,7 @@ from gigl_loader.message import (
     key,
     label_column,
 )
-from gigl_loader.user_functions import name_of, returned
+from gigl_loader.runtime.user_functions import name_of, returned
 
 if TYPE_CHECKING:
     # As PyG's own loaders tell them: which attributes a batch has depends on the graph, and

@@ -27,15 +27,15 @@ from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
 from gigl_loader.client.client import JOB_VARIABLE, join_cluster, shutdown_compute_process
 from gigl_loader.client.dataset import RemoteDistDataset
-from gigl_loader.commands.cache_options import add_cache
 from gigl_loader.commands.status import add_security, ask, host_and_port, security_of
 from gigl_loader.dataset import disk
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.loader.checkpoints import load_checkpoint
-from gigl_loader.ranks import end_group
-from gigl_loader.transport import SILENCE_S, Security
+from gigl_loader.runtime.object_storage.command_options import add_cache
+from gigl_loader.runtime.ranks.collectives import end_group
+from gigl_loader.runtime.transport import SILENCE_S, Security
 from gigl_loader.wire.info import GraphStoreInfo, info_of_servers
 
 

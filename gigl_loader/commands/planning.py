@@ -18,8 +18,8 @@ from gigl_loader.plan.expect import DegreeDistribution
 from gigl_loader.plan.measure import Answerer, SecondHost
 from gigl_loader.plan.model import DevicePlan, Plan, estimate, plan_device
 from gigl_loader.plan.needs import DTYPE_BYTES, SHIPPED, Costs, Job, graph_bytes, share_kept
-from gigl_loader.sizes import NUMBER, parse_size, read_number
-from gigl_loader.system import told_to_end
+from gigl_loader.runtime.sizes import NUMBER, parse_size, read_number
+from gigl_loader.runtime.system import told_to_end
 
 _LINK_GBIT = 10.0
 _LOOK_S = 0.25

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from gigl_loader.errors import GiglLoaderError, exit_code
-from gigl_loader.transport.certs import make_folder
-from gigl_loader.transport.certs import token as fresh_token
+from gigl_loader.runtime.transport.certs import make_folder
+from gigl_loader.runtime.transport.certs import token as fresh_token
 
 
 def certs(argv: Sequence[str]) -> int:

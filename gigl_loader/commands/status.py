@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gigl_loader.errors import ConfigError, GiglLoaderError
-from gigl_loader.transport import Caller, Security, split_address
+from gigl_loader.runtime.transport import Caller, Security, split_address
 
 _TIMEOUT_S = 10.0
 

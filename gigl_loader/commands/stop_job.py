@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gigl_loader.commands.status import add_security, host_and_port, security_of
 from gigl_loader.errors import GiglLoaderError, exit_code
-from gigl_loader.transport import Caller
+from gigl_loader.runtime.transport import Caller
 
 _TIMEOUT_S = 30.0
 

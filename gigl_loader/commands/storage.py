@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 
 from gigl_loader.commands import status
-from gigl_loader.commands.cache_options import add_cache
 from gigl_loader.commands.status import add_security
 from gigl_loader.dataset.disk import count_partitions
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
-from gigl_loader.logs import showing_where
 from gigl_loader.options import DEFAULT_RECONNECT_S
+from gigl_loader.runtime.logs import showing_where
+from gigl_loader.runtime.object_storage.command_options import add_cache
 from gigl_loader.server.storage_process import JOIN_TIMEOUT_S, init_storage_process
 from gigl_loader.wire.info import info_of_servers
 from gigl_loader.wire.membership import MAX_JOBS, PATIENCE_S

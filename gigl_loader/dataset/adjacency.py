@@ -28,7 +28,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Adjacency, PartitionView, Rows, TimeOrder, keys_of
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.tensors import empty_shared, share_tensor
+from gigl_loader.runtime.memory.tensors import empty_shared, share_tensor
 
 # The limit of int64: a larger key of (row, column) would wrap around, and sort elsewhere.
 _KEY_LIMIT = 2**63 - 1

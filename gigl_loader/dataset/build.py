@@ -21,7 +21,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Book, PartitionView, Rows, kinds_of
 from gigl_loader.errors import ConfigError, WrongTypeError
-from gigl_loader.memory.tensors import empty_shared, share_tensor
+from gigl_loader.runtime.memory.tensors import empty_shared, share_tensor
 
 
 class ViewBuilder:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.errors import ConfigError, WrongTypeError, warn_user, without_default_types
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 
 
 def check_tensor(value: Any, where: str) -> Tensor:

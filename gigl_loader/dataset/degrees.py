@@ -15,8 +15,8 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.ranks import RankExchange
-from gigl_loader.transport import own_address
+from gigl_loader.runtime.ranks.collectives import RankExchange
+from gigl_loader.runtime.transport import own_address
 
 # GiGL's type: its sampler by PageRank takes no other.
 _LARGEST = torch.iinfo(torch.int32).max

@@ -19,11 +19,11 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
 
 from gigl_loader.dataset.mapped import PART_FILE, ROOT_FILE, is_mapped_format
-from gigl_loader.dataset.progress import note, showing
 from gigl_loader.dataset.schema import FilePath
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
-from gigl_loader.objects.folder_cache import Cache
-from gigl_loader.objects.object_folder import ObjectFolder, is_url
+from gigl_loader.runtime.object_storage.folder_cache import Cache
+from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url
+from gigl_loader.runtime.progress import note, showing
 
 Format = Literal["mapped", "glt"]
 RowOrder = Literal["ids", "degree"]

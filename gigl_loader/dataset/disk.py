@@ -46,7 +46,6 @@ from gigl_loader.dataset.mapped import (
 )
 from gigl_loader.dataset.mapped_reader import Edges, MappedPart
 from gigl_loader.dataset.partition_output import GraphPartitionData
-from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -59,7 +58,8 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Book, PartitionView, Splits, WithSplits
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.tensors import empty_shared
+from gigl_loader.runtime.memory.tensors import empty_shared
+from gigl_loader.runtime.progress import note
 
 EXTRAS_DIR = "gigl_loader"
 _UNCHECKED_VERSION = 1

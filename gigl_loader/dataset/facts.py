@@ -34,7 +34,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.split_ids import names_of
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError, UsageError, warn_user
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 
 # Minutes of a disk, not hours.
 _MOST_BYTES, _ROWS_AT_A_TIME = 4 << 30, 1 << 16

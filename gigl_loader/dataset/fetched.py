@@ -13,12 +13,12 @@ from pathlib import Path
 from gigl_loader.dataset import mapped
 from gigl_loader.dataset.checks import check_partitions
 from gigl_loader.dataset.mapped_reader import Edges
-from gigl_loader.dataset.progress import note, showing
 from gigl_loader.dataset.schema import FilePath
 from gigl_loader.errors import ConfigError, explained_limits
-from gigl_loader.objects.fetch import StoredFile
-from gigl_loader.objects.folder_cache import Cache, CachedFolder
-from gigl_loader.objects.object_folder import ObjectFolder, is_url
+from gigl_loader.runtime.object_storage.fetch import StoredFile
+from gigl_loader.runtime.object_storage.folder_cache import Cache, CachedFolder
+from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url
+from gigl_loader.runtime.progress import note, showing
 
 _log = logging.getLogger(__name__)
 

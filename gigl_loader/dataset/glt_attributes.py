@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import Feature, Graph, RangePartitionBook, Topology
 from gigl_loader.dataset.adjacency import canonical, is_canonical
 from gigl_loader.dataset.build import book_table, count_classes, make_rows, read_book
 from gigl_loader.dataset.checks import warn_not_carried
@@ -27,7 +26,8 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits, WithSplits
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.tensors import share_tensor
+from gigl_loader.runtime.glt_classes import Feature, Graph, RangePartitionBook, Topology
+from gigl_loader.runtime.memory.tensors import share_tensor
 
 _log = logging.getLogger(__name__)
 

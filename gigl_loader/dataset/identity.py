@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_loader.digests import DIGEST_BYTES
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.digests import DIGEST_BYTES
+from gigl_loader.runtime.memory.segments import Array
 
 if TYPE_CHECKING:  # workers read this module and do without torch
     from torch import Tensor
@@ -66,7 +66,7 @@ def _as_array(leaf: Any) -> Array:
     if isinstance(leaf, np.ndarray):
         array: Array = np.ascontiguousarray(leaf)
         return array
-    from gigl_loader.memory.tensors import as_array  # torch is loaded: this is a tensor
+    from gigl_loader.runtime.memory.tensors import as_array  # torch is loaded: this is a tensor
 
     return as_array(leaf)
 

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gigl_loader import _glt
 from gigl_loader.dataset import disk, glt_attributes
 from gigl_loader.dataset.adjacency import weighted_view, with_times
 from gigl_loader.dataset.build import read_node_books
@@ -42,7 +41,6 @@ from gigl_loader.dataset.placement import (
     Placement,
     existing_device,
 )
-from gigl_loader.dataset.progress import showing
 from gigl_loader.dataset.pyg_attributes import AnswersForPyG
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
@@ -63,9 +61,11 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Book, PartitionView, Splits
 from gigl_loader.errors import ConfigError, FileChangedError, UsageError, WrongTypeError
+from gigl_loader.runtime import glt_classes
+from gigl_loader.runtime.progress import showing
 
 
-class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
+class DistDataset(AnswersForPyG, PartitionFacts, glt_classes.DistDataset):
     """One partition of a graph: topology, features, labels, splits, and the owners of all ids.
 
     Make one with `from_pyg`, `load` or `wrap`, or empty and then `build`. It has the attributes of
@@ -326,7 +326,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
         return cls._made(part.view(), splits, max_labels, part=part).weighted_by(weight_attr)
 
     @classmethod
-    def wrap(cls, dataset: _glt.Dataset) -> "DistDataset":
+    def wrap(cls, dataset: glt_classes.Dataset) -> "DistDataset":
         """Return a plain GLT dataset as one of ours, without a copy if the order allows.
 
         Neighbours must ascend by (id, edge id) within a row; an adjacency in another order is
@@ -339,7 +339,7 @@ class DistDataset(AnswersForPyG, PartitionFacts, _glt.DistDataset):
         # ours is a subclass of GLT's
         if isinstance(dataset, DistDataset):
             return dataset
-        if not isinstance(dataset, _glt.Dataset):
+        if not isinstance(dataset, glt_classes.Dataset):
             made = "from_pyg(data) makes one of a PyG graph"
             if isinstance(dataset, str | os.PathLike):
                 made = "load(path, partition_idx) reads a partition from a directory"

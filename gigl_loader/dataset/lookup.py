@@ -19,7 +19,7 @@ from gigl_loader.dataset.identity import holders_of
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
-from gigl_loader.ranks import RankExchange, RowsFromRanks
+from gigl_loader.runtime.ranks.collectives import RankExchange, RowsFromRanks
 
 DTYPES = ("int8", "uint8", "float16", "bfloat16")
 FeatureDtype = str | torch.dtype | Mapping[NodeType, str | torch.dtype]

@@ -37,10 +37,10 @@ import numpy as np
 
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
-from gigl_loader.decoding import analysed
-from gigl_loader.digests import DIGEST_BYTES, digest_of
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array, nbytes_of, storage_dtype
+from gigl_loader.runtime.decoding import analysed
+from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of
+from gigl_loader.runtime.memory.segments import Array, nbytes_of, storage_dtype
 
 ROOT_FILE = "gigl_loader.json"
 """The manifest of a directory, in both formats."""

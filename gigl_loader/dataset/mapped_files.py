@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.mapped import FileStamp, Part
 from gigl_loader.errors import FileChangedError
-from gigl_loader.memory.tensors import map_file, mapping_of
+from gigl_loader.runtime.memory.tensors import map_file, mapping_of
 
 _RULE = (
     "batches may have had other rows since. Files of a running job are never changed: write new "
@@ -30,7 +30,7 @@ class MappedFiles:
         self._files: list[tuple[Path, int, FileStamp, Any]] = []
 
     def map(self, part: Part, path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a file of ``part`` as a tensor, as `gigl_loader.memory.tensors.map_file` does.
+        """Return a file of ``part`` as a tensor, as `runtime.memory.tensors.map_file` does.
 
         Raises:
             FileChangedError: It is not the file that `check_sizes` has looked at.

@@ -29,7 +29,6 @@ from gigl_loader.dataset.mapped import (
 )
 from gigl_loader.dataset.mapped_files import MappedFiles, check_stamps
 from gigl_loader.dataset.mapped_writer import allow_files
-from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import (
     WEIGHT_NAMES,
     EdgeType,
@@ -39,16 +38,17 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import ROW_KINDS, Adjacency, Book, PartitionView, Rows, Splits
 from gigl_loader.errors import ConfigError, GiglLoaderError, WrongTypeError
-from gigl_loader.memory.segments import Array
-from gigl_loader.memory.tensors import (
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.memory.tensors import (
     as_array,
     bytes_of,
     dtype_named,
     empty_shared,
     share_tensor,
 )
-from gigl_loader.objects.folder_cache import hold
-from gigl_loader.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.object_storage.folder_cache import hold
+from gigl_loader.runtime.progress import note
+from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
 
 Memory = Literal["resident", "mapped"]
 Edges = Literal["own", "all"]

@@ -25,11 +25,11 @@ from gigl_loader.dataset.mapped import (
     check_size,
     write_manifest,
 )
-from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
-from gigl_loader.digests import digest_of
 from gigl_loader.errors import UsageError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.digests import digest_of
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.progress import note
 
 _INT32_IDS = 2**31 - 1
 _SPARE_FILES = 64

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.errors import ConfigError, WrongTypeError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 
 COMMUNITY_METHODS = ("ldg", "metis")
 """Methods that look at edges: only their partitions have communities to find."""

@@ -31,7 +31,6 @@ from gigl_loader.dataset.metis import (
     cut_by_metis,
     import_metis,
 )
-from gigl_loader.dataset.progress import ProgressBar, showing
 from gigl_loader.dataset.pyg_graph import (
     CheckedGraph,
     Cutter,
@@ -50,6 +49,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.view import Book, WithSplits
 from gigl_loader.dataset.view_writer import write_views
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.runtime.progress import ProgressBar, showing
 
 Method = Literal["contiguous", "random", "metis"]
 METHODS = get_args(Method)

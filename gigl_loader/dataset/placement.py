@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, first_line
-from gigl_loader.memory.pinned import PinnedRange, pinned_tensors
-from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.options import CacheOptions
-from gigl_loader.sizes import size_in_words
+from gigl_loader.runtime.memory.pinned import PinnedRange, pinned_tensors
+from gigl_loader.runtime.memory.tensors import each_tensor
+from gigl_loader.runtime.sizes import size_in_words
 
 FeaturesOn = Literal["device", "host"]
 KernelsBy = Literal["torch", "warp"]

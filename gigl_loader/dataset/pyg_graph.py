@@ -42,7 +42,7 @@ from gigl_loader.dataset.split_ids import (
 )
 from gigl_loader.dataset.view import Book, PartitionView, Rows, Splits, WithSplits
 from gigl_loader.errors import ConfigError, WrongTypeError
-from gigl_loader.memory.segments import storage_dtype
+from gigl_loader.runtime.memory.segments import storage_dtype
 
 if TYPE_CHECKING:  # storage servers import this module and read no PyG graph
     from torch_geometric.data import Data, HeteroData

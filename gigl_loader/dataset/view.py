@@ -14,7 +14,7 @@ from typing_extensions import TypeVar
 
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, is_in_batches, row_type
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,7 +24,6 @@ from gigl_loader.dataset.mapped import (
     write_manifest,
 )
 from gigl_loader.dataset.mapped_writer import index_type, seal, write_array
-from gigl_loader.dataset.progress import note
 from gigl_loader.dataset.schema import (
     SPLITS,
     WEIGHT_NAMES,
@@ -43,8 +42,9 @@ from gigl_loader.dataset.view import (
     WithSplits,
     kinds_of,
 )
-from gigl_loader.digests import digest_of
-from gigl_loader.memory.tensors import as_array, dtype_name
+from gigl_loader.runtime.digests import digest_of
+from gigl_loader.runtime.memory.tensors import as_array, dtype_name
+from gigl_loader.runtime.progress import note
 
 # Memory of a feature reader besides its matrix; GLT reads chunks of any size.
 CHUNK_BYTES = 64 * 1024 * 1024

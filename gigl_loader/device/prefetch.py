@@ -11,7 +11,7 @@ package.
 
 CUDA copies while the host goes on only from pinned memory. torch pins memory that torch allocates.
 The slots that batches arrive in are shared memory mapped by this package, so they are registered
-with the CUDA runtime instead (`gigl_loader.memory.pinned`). Without CUDA nothing happens.
+with the CUDA runtime instead (`gigl_loader.runtime.memory.pinned`). Without CUDA nothing happens.
 """
 
 from collections import deque

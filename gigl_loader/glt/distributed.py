@@ -1,14 +1,5 @@
 """graphlearn-torch's ``distributed``: datasets, loaders, and its server-client mode."""
 
-from gigl_loader._glt import (
-    CollocatedDistSamplingWorkerOptions,
-    DistContext,
-    DistRole,
-    MpDistSamplingWorkerOptions,
-    RemoteDistSamplingWorkerOptions,
-    get_context,
-    init_worker_group,
-)
 from gigl_loader.glt.glt_dataset import DistDataset
 from gigl_loader.glt.loaders import DistLinkNeighborLoader, DistNeighborLoader, DistSubGraphLoader
 from gigl_loader.glt.roles import (
@@ -19,6 +10,15 @@ from gigl_loader.glt.roles import (
     request_server,
     shutdown_client,
     wait_and_shutdown_server,
+)
+from gigl_loader.runtime.glt_classes import (
+    CollocatedDistSamplingWorkerOptions,
+    DistContext,
+    DistRole,
+    MpDistSamplingWorkerOptions,
+    RemoteDistSamplingWorkerOptions,
+    get_context,
+    init_worker_group,
 )
 from gigl_loader.wire.signatures import DistServer
 

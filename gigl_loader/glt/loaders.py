@@ -10,14 +10,17 @@ from typing import Any
 import torch
 
 import gigl_loader
-from gigl_loader._glt import MpDistSamplingWorkerOptions, RemoteDistSamplingWorkerOptions
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError
 from gigl_loader.glt.roles import joined_dataset
 from gigl_loader.glt.typing import Split
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.sampling_options import NumNeighbors
-from gigl_loader.ranks import COULD_NOT_BUILD, report_failure_to_ranks
+from gigl_loader.runtime.glt_classes import (
+    MpDistSamplingWorkerOptions,
+    RemoteDistSamplingWorkerOptions,
+)
+from gigl_loader.runtime.ranks.collectives import COULD_NOT_BUILD, report_failure_to_ranks
 from gigl_loader.source.held_seeds import (
     RemoteNodePathSamplerInput,
     RemoteNodeSplitSamplerInput,

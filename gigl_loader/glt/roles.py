@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from gigl_loader._glt import Dataset, _set_server_context, get_context
 from gigl_loader.client import client as own
 from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.loader.process_role import open_loaders
+from gigl_loader.runtime.glt_classes import Dataset, _set_server_context, get_context
+from gigl_loader.runtime.transport import Security
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import StorageProcess, init_storage_process
-from gigl_loader.transport import Security
 from gigl_loader.wire.info import GraphStoreInfo, info_of_servers
 from gigl_loader.wire.signatures import DistServer
 

@@ -2,7 +2,7 @@
 
 from torch_geometric.sampler import NegativeSampling
 
-from gigl_loader._glt import NodeSamplerInput, SamplingConfig, SamplingType
+from gigl_loader.runtime.glt_classes import NodeSamplerInput, SamplingConfig, SamplingType
 from gigl_loader.source.held_seeds import (
     RemoteNodePathSamplerInput,
     RemoteNodeSplitSamplerInput,

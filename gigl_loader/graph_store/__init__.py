@@ -3,6 +3,6 @@
 Names are listed in ``__init__.pyi`` and imported when they are first used.
 """
 
-from gigl_loader._lazy import lazy_names
+from gigl_loader.runtime.lazy_names import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

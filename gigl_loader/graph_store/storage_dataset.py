@@ -7,7 +7,7 @@ import torch.distributed as dist
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError
-from gigl_loader.objects.object_folder import is_url
+from gigl_loader.runtime.object_storage.object_folder import is_url
 
 _INSTEAD = "write partitions with partition_tables(...) or partition_graph(data, n, root) once"
 

@@ -36,13 +36,13 @@ from gigl_loader.errors import (
     SamplingError,
 )
 from gigl_loader.in_process.lost_ranks import RankWatch, own_place
-from gigl_loader.memory.segments import Array, align, nbytes_of
 from gigl_loader.memory.slots import layout_of, write_fields
 from gigl_loader.message import Field
-from gigl_loader.ranks import backends_of
+from gigl_loader.runtime.memory.segments import Array, align, nbytes_of
+from gigl_loader.runtime.ranks.collectives import backends_of
+from gigl_loader.runtime.transport import codec
 from gigl_loader.sampler.plan import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import LocalReader, Scratch
-from gigl_loader.transport import codec
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, ProtocolError
 from gigl_loader.in_process.collective import AnswerFailedError, CollectivePeers, Packing
-from gigl_loader.memory.segments import Array, align, nbytes_of
 from gigl_loader.message import Field
-from gigl_loader.ranks import backends_of
+from gigl_loader.runtime.memory.segments import Array, align, nbytes_of
+from gigl_loader.runtime.ranks.collectives import backends_of
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.sampler.row_exchange import LaterRows

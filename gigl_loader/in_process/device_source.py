@@ -48,7 +48,6 @@ from gigl_loader.in_process.in_process_source import (
 )
 from gigl_loader.in_process.partitioned_graph import PartitionedGraph, words_of
 from gigl_loader.memory.leases import own_messages
-from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.message import AT_ONCE_EPOCH, Attempt, BatchTicket, Received, SampleMessage
 from gigl_loader.on_device.device_graph import DeviceGraph, LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels, kernels_for
@@ -60,7 +59,8 @@ from gigl_loader.on_device.sampler import (
     check_plan,
     require_neighbor_sampler,
 )
-from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.runtime.memory.tensors import each_tensor
+from gigl_loader.runtime.ranks.collectives import gather_from_ranks
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.source.sampled_input import sampling_view
 from gigl_loader.source.start_turns import WorkerTurns

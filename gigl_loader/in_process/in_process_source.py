@@ -26,7 +26,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.device.memory import LentTensors
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, SamplingError, UsageError
@@ -39,7 +38,6 @@ from gigl_loader.in_process.collective import (
 )
 from gigl_loader.in_process.device_rows import DeviceRows, device_rows
 from gigl_loader.in_process.lost_ranks import LOOK_S
-from gigl_loader.memory import tensors
 from gigl_loader.memory.leases import BufferPool, own_messages
 from gigl_loader.message import (
     AT_ONCE_EPOCH,
@@ -51,7 +49,10 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.options import SamplerOptions, SourceOptions
-from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.runtime.glt_classes import NodeSamplerInput, SamplingConfig
+from gigl_loader.runtime.memory import tensors
+from gigl_loader.runtime.ranks.collectives import gather_from_ranks
+from gigl_loader.runtime.threads import new_thread
 from gigl_loader.sampler.kinds import sampled_fields
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SeedInput
 from gigl_loader.sampler.row_exchange import LaterPeers, LaterRows
@@ -64,7 +65,6 @@ from gigl_loader.source.sampled_input import (
     sampling_view,
 )
 from gigl_loader.source.start_turns import WorkerTurns
-from gigl_loader.threads import new_thread
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from gigl_loader.errors import PeerError
-from gigl_loader.system import machine_name
+from gigl_loader.runtime.system import machine_name
 from gigl_loader.workers.pool import process_state
 from gigl_loader.workers.rendezvous import StoreRendezvous
 

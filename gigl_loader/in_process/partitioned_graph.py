@@ -40,9 +40,9 @@ from gigl_loader.on_device.device_graph import (
 )
 from gigl_loader.on_device.device_kernels import HopEdges, TorchKernels
 from gigl_loader.on_device.torch_numbers import signed
-from gigl_loader.ranks import RankExchange
+from gigl_loader.runtime.ranks.collectives import RankExchange
+from gigl_loader.runtime.sizes import size_in_words
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.sizes import size_in_words
 
 _LOWEST = torch.iinfo(torch.int64).min
 _SLICE = 1 << 24

@@ -39,7 +39,7 @@ from gigl_loader.inference.modules import (
     units,
 )
 from gigl_loader.inference.sequential import SequentialAggregation
-from gigl_loader.ranks import RankExchange, check_same_options
+from gigl_loader.runtime.ranks.collectives import RankExchange, check_same_options
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.inference.modules import Norm, check_model, is_normalized
 from gigl_loader.inference.sources import GraphSource, OwnedRows, RowFetcher, RowSource
-from gigl_loader.ranks import RankExchange
+from gigl_loader.runtime.ranks.collectives import RankExchange
+from gigl_loader.runtime.user_functions import returned
 from gigl_loader.sampler.nodes import NodeLabels
-from gigl_loader.user_functions import returned
 
 
 @dataclass(frozen=True)

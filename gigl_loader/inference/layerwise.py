@@ -17,7 +17,6 @@ from torch import Tensor
 
 from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.device.prefetch import DevicePrefetcher
 from gigl_loader.errors import ConfigError
@@ -47,8 +46,9 @@ from gigl_loader.inference.sources import (
     StoredGraph,
 )
 from gigl_loader.inference.uploaded_layers import LayerUploads
-from gigl_loader.memory.tensors import dtype_name, dtype_named, each_tensor, give_back_freed
-from gigl_loader.ranks import RankExchange, report_failure_to_ranks
+from gigl_loader.runtime.memory.tensors import dtype_name, dtype_named, each_tensor, give_back_freed
+from gigl_loader.runtime.progress import ProgressLine
+from gigl_loader.runtime.ranks.collectives import RankExchange, report_failure_to_ranks
 
 logger = logging.getLogger(__name__)
 

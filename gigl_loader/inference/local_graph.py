@@ -33,8 +33,8 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.tensors import each_tensor
-from gigl_loader.ranks import RankExchange
+from gigl_loader.runtime.memory.tensors import each_tensor
+from gigl_loader.runtime.ranks.collectives import RankExchange
 
 _NO_ID = torch.iinfo(torch.int64).max
 

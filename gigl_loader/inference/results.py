@@ -32,12 +32,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.digests import DIGEST_BYTES, digest_of
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.tensors import dtype_name
-from gigl_loader.objects.folder_cache import Cache
-from gigl_loader.objects.object_folder import ObjectFolder, is_url
-from gigl_loader.ranks import RankExchange, report_failure_to_ranks
+from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of
+from gigl_loader.runtime.memory.tensors import dtype_name
+from gigl_loader.runtime.object_storage.folder_cache import Cache
+from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url
+from gigl_loader.runtime.ranks.collectives import RankExchange, report_failure_to_ranks
 
 logger = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.inference.local_graph import NodeShares, message_types, position_of
 from gigl_loader.inference.results import tensor_digest
 from gigl_loader.memory.leases import own_messages
-from gigl_loader.memory.segments import Array
-from gigl_loader.memory.tensors import as_array, bytes_of, dtype_name, dtype_named
 from gigl_loader.message import Field
-from gigl_loader.ranks import RankExchange, RowsFromRanks
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.memory.tensors import as_array, bytes_of, dtype_name, dtype_named
+from gigl_loader.runtime.ranks.collectives import RankExchange, RowsFromRanks
 from gigl_loader.sampler.reader import Scratch
 from gigl_loader.sampler.row_exchange import Part, gather_rows
 

@@ -20,13 +20,13 @@ from typing import Any
 import msgspec
 
 from gigl_loader.dataset.mapped import BLOCK_BYTES, block_digests
-from gigl_loader.decoding import analysed
-from gigl_loader.digests import digest_of
 from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.inference.results import Destination, Results
-from gigl_loader.objects.fetch import Fetch, StoredFile
-from gigl_loader.objects.object_folder import ObjectFolder
-from gigl_loader.ranks import RankExchange, report_failure_to_ranks
+from gigl_loader.runtime.decoding import analysed
+from gigl_loader.runtime.digests import digest_of
+from gigl_loader.runtime.object_storage.fetch import Fetch, StoredFile
+from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
+from gigl_loader.runtime.ranks.collectives import RankExchange, report_failure_to_ranks
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar, Unpack
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.collate.pyg import Batch, add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
@@ -37,6 +36,7 @@ from gigl_loader.loader.seed_input import (
 )
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import SamplerOptions, Shuffle
+from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.source.remote_dataset import ABLPInputNodes, RemoteDataset

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DatasetSchema,
@@ -19,6 +18,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.loader.seed_input import check_seeds, check_servers
 from gigl_loader.message import NEGATIVE, POSITIVE, label_column
+from gigl_loader.runtime.glt_classes import NodeSamplerInput
 from gigl_loader.source.remote_dataset import ABLPInputNodes
 
 

@@ -11,15 +11,6 @@ from typing import Any
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader._glt import (
-    Dataset,
-    DistLoader,
-    MpDistSamplingWorkerOptions,
-    NodeSamplerInput,
-    RemoteDistSamplingWorkerOptions,
-    SamplingConfig,
-    get_context,
-)
 from gigl_loader.collate.edge_ids import answer_for_edge_ids
 from gigl_loader.collate.padding import PAD_ATTRIBUTES
 from gigl_loader.collate.pyg import (
@@ -48,13 +39,22 @@ from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_posit
 from gigl_loader.loader.world import check_same_input, check_same_start, check_shard
 from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
 from gigl_loader.options import EvenRanks, SamplerOptions, Shard, SourceOptions, options_of_batches
-from gigl_loader.ranks import COULD_NOT_BUILD, report_failure_to_ranks
+from gigl_loader.runtime.glt_classes import (
+    Dataset,
+    DistLoader,
+    MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+    get_context,
+)
+from gigl_loader.runtime.ranks.collectives import COULD_NOT_BUILD, report_failure_to_ranks
+from gigl_loader.runtime.user_functions import returned
 from gigl_loader.sampler.plan import draw_version
 from gigl_loader.source.batch_source import BatchSource
 from gigl_loader.source.remote_dataset import RemoteDataset
 from gigl_loader.source.sampled_input import seed_or_drawn
 from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
-from gigl_loader.user_functions import returned
 from gigl_loader.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)

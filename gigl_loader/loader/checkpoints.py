@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from gigl_loader.digests import DIGEST_BYTES, digest_of_file
 from gigl_loader.errors import ConfigError, ResourceError, explained_limits, first_line
-from gigl_loader.objects.folder_cache import Cache
-from gigl_loader.objects.object_folder import ObjectFolder, is_url
+from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of_file
+from gigl_loader.runtime.object_storage.folder_cache import Cache
+from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url
 
 
 def save_checkpoint(state: Mapping[str, object], where: str | os.PathLike[str]) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.dataset.adjacency import edges_of
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
@@ -21,6 +20,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.seed_input import TimeInput, check_servers, read_times
 from gigl_loader.message import EDGE_LABEL, EDGE_TARGETS
+from gigl_loader.runtime.glt_classes import NodeSamplerInput
 
 TIMES = "edge_label_time"
 """The keyword for the times of seed edges."""

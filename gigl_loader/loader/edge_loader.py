@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
-from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.collate.pyg import TRIPLET_ATTRIBUTES, Batch, add_edge_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import EdgeType, NodeType
@@ -37,6 +36,7 @@ from gigl_loader.loader.seed_input import (
 )
 from gigl_loader.message import IS_HETERO, SampleMessage
 from gigl_loader.options import SamplerOptions, Shuffle
+from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.source.remote_dataset import RemoteDataset

@@ -11,7 +11,7 @@ from typing import Any
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.world import WorldShare
 from gigl_loader.message import BatchCounts, Received
-from gigl_loader.sizes import size_in_words
+from gigl_loader.runtime.sizes import size_in_words
 
 _STATE_VERSION = 1
 _OF_OLD_STATES = {"shard": "machine", "draw_version": 1}

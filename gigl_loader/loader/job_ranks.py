@@ -8,11 +8,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gigl_loader._glt import get_context, init_worker_group
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.gloo_interface import interface_towards
-from gigl_loader.ranks import broadcast_value, gather_from_ranks
-from gigl_loader.transport import free_port, is_loopback, own_address
+from gigl_loader.runtime.glt_classes import get_context, init_worker_group
+from gigl_loader.runtime.ranks.collectives import broadcast_value, gather_from_ranks
+from gigl_loader.runtime.ranks.gloo_interface import interface_towards
+from gigl_loader.runtime.transport import free_port, is_loopback, own_address
 
 _CONTEXT_PORT = 29_591
 """Port of the process group that is started for a `DistributedContext`, on its main worker."""

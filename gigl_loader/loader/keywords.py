@@ -20,7 +20,7 @@ from gigl_loader.errors import WrongTypeError
 from gigl_loader.loader.loader_options import LoaderOptions
 from gigl_loader.loader.start_line import GAVE_BATCH_SIZE
 from gigl_loader.options import ExpansionOptions
-from gigl_loader.ranks import COULD_NOT_BUILD, report_failure_to_ranks
+from gigl_loader.runtime.ranks.collectives import COULD_NOT_BUILD, report_failure_to_ranks
 
 L = TypeVar("L", bound=type)
 

@@ -11,7 +11,6 @@ from typing import Any, Unpack
 
 import torch
 
-from gigl_loader._glt import SamplingConfig
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
@@ -55,10 +54,11 @@ from gigl_loader.options import (
     SourceOptions,
     options_of_batches,
 )
+from gigl_loader.runtime.glt_classes import SamplingConfig
+from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.sampler.ppr import ppr_around
-from gigl_loader.sizes import parse_size
 from gigl_loader.source.sampled_input import check_draw, seed_or_drawn
 
 

@@ -11,12 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gigl_loader._glt import (
-    CollocatedDistSamplingWorkerOptions,
-    MpDistSamplingWorkerOptions,
-    NodeSamplerInput,
-    SamplingConfig,
-)
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.in_process.device_source import DeviceSource, PartitionedSource
@@ -45,7 +39,13 @@ from gigl_loader.loader.start_line import (
     log_workers,
     remote_seeds,
 )
-from gigl_loader.ranks import end_group
+from gigl_loader.runtime.glt_classes import (
+    CollocatedDistSamplingWorkerOptions,
+    MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    SamplingConfig,
+)
+from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.source.batch_source import BatchSource

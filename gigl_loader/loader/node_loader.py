@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
@@ -29,6 +28,7 @@ from gigl_loader.loader.seed_input import (
 )
 from gigl_loader.message import INPUT_ID
 from gigl_loader.options import SamplerOptions, Shuffle
+from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 from gigl_loader.source.held_seeds import HeldSeeds, RemoteSamplerInput

@@ -11,14 +11,14 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from gigl_loader._glt import (
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.in_process.in_process_source import InProcessSource
+from gigl_loader.runtime.glt_classes import (
     CollocatedDistSamplingWorkerOptions,
     MpDistSamplingWorkerOptions,
     NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
 )
-from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
-from gigl_loader.in_process.in_process_source import InProcessSource
 from gigl_loader.workers.producer import DistSamplingProducer
 
 if TYPE_CHECKING:

@@ -9,14 +9,6 @@ import torch
 import torch.distributed as dist
 from torch_geometric.sampler import NumNeighbors as PyGNumNeighbors
 
-from gigl_loader._glt import (
-    Dataset,
-    MpDistSamplingWorkerOptions,
-    NodeSamplerInput,
-    RemoteDistSamplingWorkerOptions,
-    SamplingConfig,
-    SamplingType,
-)
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     DatasetSchema,
@@ -26,9 +18,17 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.leases import ShmChannel
-from gigl_loader.memory.pinned import PinMemoryError, PinnedRange
 from gigl_loader.options import PPRSamplerOptions, SamplerOptions
-from gigl_loader.sizes import parse_size
+from gigl_loader.runtime.glt_classes import (
+    Dataset,
+    MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+    SamplingType,
+)
+from gigl_loader.runtime.memory.pinned import PinMemoryError, PinnedRange
+from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.source.remote_dataset import RemoteDataset, server_worker_options
 from gigl_loader.workers.producer import DistSamplingProducer
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from gigl_loader._glt import SamplingConfig
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
@@ -21,6 +20,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.loader.epoch import LoaderStats
 from gigl_loader.loader.iterator import Epochs
 from gigl_loader.loader.job_ranks import DistributedRuntimeInfo
+from gigl_loader.runtime.glt_classes import SamplingConfig
 from gigl_loader.source.batch_source import BatchSource
 from gigl_loader.workers.producer import DistSamplingProducer
 

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.lookup import DistFeature
 from gigl_loader.dataset.schema import (
@@ -21,6 +20,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.message import SEED_GROUP
+from gigl_loader.runtime.glt_classes import NodeSamplerInput
 from gigl_loader.source.held_seeds import joined
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.dataset.identity import check_held
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
@@ -30,10 +29,11 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.loader.job_ranks import DistributedRuntimeInfo
 from gigl_loader.loader.process_role import open_loaders
-from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import SEED_TIME
 from gigl_loader.options import ExpansionOptions
-from gigl_loader.ranks import (
+from gigl_loader.runtime.glt_classes import NodeSamplerInput
+from gigl_loader.runtime.memory.tensors import bytes_of
+from gigl_loader.runtime.ranks.collectives import (
     COULD_NOT_BUILD,
     check_same_options,
     gather_from_ranks,

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import torch
 
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, SPLITS
 from gigl_loader.loader.loader_options import LoaderOptions
 from gigl_loader.message import EDGE_TARGETS
+from gigl_loader.runtime.glt_classes import NodeSamplerInput
+from gigl_loader.runtime.system import usable_cpus
 from gigl_loader.source.remote_dataset import FETCHED_AS
-from gigl_loader.system import usable_cpus
 
 logger = logging.getLogger(__name__)
 

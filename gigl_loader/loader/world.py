@@ -16,7 +16,11 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.ranks import check_same_options, decide_with_ranks, gather_from_ranks
+from gigl_loader.runtime.ranks.collectives import (
+    check_same_options,
+    decide_with_ranks,
+    gather_from_ranks,
+)
 from gigl_loader.seeds import SHARDS, SeedSummary, check_same_seeds
 
 logger = logging.getLogger(__name__)

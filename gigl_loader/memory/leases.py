@@ -31,14 +31,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import ChannelBase
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
-from gigl_loader.memory import segments
-from gigl_loader.memory.same_host import Region
 from gigl_loader.memory.slots import Layout, SlotWriter, Written, layout_of, write_fields
-from gigl_loader.memory.tensors import as_array, dtype_name, tensor_in
 from gigl_loader.message import Field, SampleMessage
-from gigl_loader.transport import IncomingArray
+from gigl_loader.runtime.glt_classes import ChannelBase
+from gigl_loader.runtime.memory import segments
+from gigl_loader.runtime.memory.same_host import Region
+from gigl_loader.runtime.memory.tensors import as_array, dtype_name, tensor_in
+from gigl_loader.runtime.transport import IncomingArray
 
 _KEEP_FREE = 2
 """Free slots that a worker keeps beyond its concurrency: batches differ in size, and a large one
@@ -408,7 +408,7 @@ class BufferPool:
         return segments.array_in(self.take_leased(nbytes), dtype, shape, 0)
 
     def room(self, specs: list[IncomingArray]) -> list[Any]:
-        """Return arrays to receive a response into: ``into`` of `gigl_loader.transport.Caller`.
+        """Return arrays to receive a response into: ``into`` of `runtime.transport.Caller`.
 
         All arrays of a response, which are a batch's, share one buffer of the pool.
         """

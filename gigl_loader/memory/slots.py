@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gigl_loader.memory import segments
 from gigl_loader.message import Field
+from gigl_loader.runtime.memory import segments
 
 _SPARE = 1.2
 """A new slot is this much larger than its first message: batches vary a little, and a batch that

@@ -19,7 +19,6 @@ from torch import Tensor
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import Owner
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.on_device.device_graph import DeviceGraph, HopRequest
 from gigl_loader.on_device.device_kernels import (
@@ -28,6 +27,7 @@ from gigl_loader.on_device.device_kernels import (
     TorchKernels,
     TypedPlaces,
 )
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.plan import Draw, SamplingPlan
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from gigl_loader.dataset.view import Matrix, Owner, PartitionView, Rows, owner_of
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.memory.segments import Array
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.tables import WINDOW, RowTables, by_owner
+from gigl_loader.runtime.memory.segments import Array
 
 
 @dataclass(frozen=True)

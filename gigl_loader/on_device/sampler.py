@@ -31,7 +31,6 @@ from gigl_loader.dataset.view import Matrix, Owner, owner_of
 from gigl_loader.device.memory import DeviceMemory, LentTensors
 from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.memory.leases import BufferPool
-from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
     ATTRIBUTE,
     EDGE,
@@ -60,10 +59,11 @@ from gigl_loader.on_device.device_graph import DeviceGraph, LocalDeviceGraph, ro
 from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels, TypedPlaces
 from gigl_loader.on_device.kept_rows import KeptRows
 from gigl_loader.on_device.replays import Replays
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.sizes import size_in_words
 from gigl_loader.sampler.bounds import BATCHES_HELD
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
-from gigl_loader.sizes import size_in_words
 
 logger = logging.getLogger(__name__)
 

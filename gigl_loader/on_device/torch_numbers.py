@@ -31,7 +31,7 @@ def _shifted(values: Tensor, bits: int) -> Tensor:
 
 
 def mix(values: Tensor) -> Tensor:
-    """Return a well-mixed uint64 of each uint64; see `gigl_loader.compiled.mix`."""
+    """Return a well-mixed uint64 of each uint64; see `gigl_loader.runtime.compiled.mix`."""
     values = (values ^ _shifted(values, 30)) * _MIX_1
     values = (values ^ _shifted(values, 27)) * _MIX_2
     return values ^ _shifted(values, 31)

@@ -30,11 +30,11 @@ from gigl_loader.dataset.disk import bytes_to_read
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition_graph import partition_graph
 from gigl_loader.loader.node_loader import DistNeighborLoader
-from gigl_loader.memory.segments import Array
 from gigl_loader.plan import measure, trial_cluster
 from gigl_loader.plan.needs import Costs
 from gigl_loader.plan.trial_cluster import BatchKind, MeasuredBatch
-from gigl_loader.processes import start_fork_server
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.processes import start_fork_server
 
 _NODES, _DEGREE = 500_000, 16
 _WIDTHS = (0, 16, 128)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 
 _CLASSES = 256
 """Number of degree classes by which a graph is described."""

@@ -24,11 +24,11 @@ import numpy as np
 
 import gigl_loader
 from gigl_loader.errors import PeerError
-from gigl_loader.memory.segments import Array
-from gigl_loader.processes import ForkedProcess
-from gigl_loader.system import descendants, read_stat
-from gigl_loader.transport import Caller, Listener, Method, Mode, Security
-from gigl_loader.transport.certs import token
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.processes import ForkedProcess
+from gigl_loader.runtime.system import descendants, read_stat
+from gigl_loader.runtime.transport import Caller, Listener, Method, Mode, Security
+from gigl_loader.runtime.transport.certs import token
 
 _REPLY_BYTES, _AHEAD = 8_000_000, 4
 """Approximate rows of a batch; and rows requested at a time, so that the connection never waits for

@@ -27,8 +27,8 @@ from gigl_loader.client.dataset import RemoteDistDataset
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.plan.measure import Child, cpu_s_below, say
+from gigl_loader.runtime.transport import free_port
 from gigl_loader.server.storage_process import init_storage_process
-from gigl_loader.transport import free_port
 from gigl_loader.wire.info import GraphStoreInfo
 
 RANKS = 2

@@ -37,10 +37,14 @@ from gigl_loader.errors import (
     ServerDiedError,
     signal_name,
 )
-from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.transport import Security, address_towards
-from gigl_loader.transport.security import INSECURE_VARIABLE, TLS_DIR_VARIABLE, TOKEN_VARIABLE
-from gigl_loader.transport.sockets import is_free
+from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.transport import Security, address_towards
+from gigl_loader.runtime.transport.security import (
+    INSECURE_VARIABLE,
+    TLS_DIR_VARIABLE,
+    TOKEN_VARIABLE,
+)
+from gigl_loader.runtime.transport.sockets import is_free
 
 _log = logging.getLogger(__name__)
 _PORTS = (20000, 32000)

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.ray.actor import Actor, ServerOptions, StorageServer, Watchdog, free_address
-from gigl_loader.sizes import parse_size
-from gigl_loader.transport import Security
+from gigl_loader.runtime.sizes import parse_size
+from gigl_loader.runtime.transport import Security
 from gigl_loader.wire.info import GraphStoreInfo, info_of_servers
 from gigl_loader.wire.membership import MAX_JOBS, PATIENCE_S, check_max_jobs, check_patience
 

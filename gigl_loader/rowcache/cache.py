@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.dataset.view import Matrix, Owner, Row
-from gigl_loader.memory.mutex import Mutex
-from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.rowcache import kernels
 from gigl_loader.rowcache.tables import RECENT, CacheMemory, RowTable, segment_bytes
+from gigl_loader.runtime.memory.mutex import Mutex
+from gigl_loader.runtime.memory.segments import Array, align, array_in, nbytes_of
 
 # The lock is held for milliseconds: a wait of a minute means that the holder is stopped, by a
-# signal or a debugger. The lock of a process that ended is released (`memory.mutex`).
+# signal or a debugger. The lock of a process that ended is released (`runtime.memory.mutex`).
 _LOCK_S = 60.0
 _FULL = 0.9
 

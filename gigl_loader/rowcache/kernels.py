@@ -42,8 +42,8 @@ Source:
 
 import numpy as np
 
-from gigl_loader.compiled import F, at_address, compile_kernel, jit, mix, prefetch
 from gigl_loader.rowcache.tables import STATE_SIZE
+from gigl_loader.runtime.compiled import F, at_address, compile_kernel, jit, mix, prefetch
 
 OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, IDLE, FIRST, LAST = range(STATE_SIZE)
 """Positions of ``state``: the first batch that is still to be filled, and the end of the known

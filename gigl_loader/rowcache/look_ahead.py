@@ -26,11 +26,11 @@ from typing import Any, Generic
 import numpy as np
 
 from gigl_loader.dataset.view import A, Matrix, Owner, Row, owner_of
-from gigl_loader.memory.segments import Array, storage_dtype
 from gigl_loader.message import BatchTicket, Field
 from gigl_loader.options import CacheOptions
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.tables import WINDOW, CacheMemory
+from gigl_loader.runtime.memory.segments import Array, storage_dtype
 from gigl_loader.sampler.row_exchange import LaterRows, Split
 
 RowsOf = tuple[Owner, int]

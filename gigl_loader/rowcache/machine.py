@@ -9,7 +9,7 @@
 The ranks of a colocated job know the rows when they meet: the first rank sizes the memory before it
 offers it. Clients of a graph store know them with their first batch. Nobody owns the memory: it has
 no name, and is gone with the last process that has it open, however that ends. A process that
-cannot see another one's memory (see `memory.same_host`) has its own.
+cannot see another one's memory (see `runtime.memory.same_host`) has its own.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ from torch import Tensor
 
 from gigl_loader.dataset.schema import is_in_batches
 from gigl_loader.dataset.view import ROW_KINDS, PartitionView
-from gigl_loader.decoding import analysed
 from gigl_loader.errors import UsageError
-from gigl_loader.memory import segments, tensors
-from gigl_loader.memory.mutex import Mutex
-from gigl_loader.memory.same_host import OwnHostProof, Region, SameHostProof
-from gigl_loader.memory.segments import Array, align, array_in
 from gigl_loader.options import CacheOptions, reads_same_memory
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.tables import CacheMemory, RowTables
-from gigl_loader.system import machine_name
+from gigl_loader.runtime.decoding import analysed
+from gigl_loader.runtime.memory import segments, tensors
+from gigl_loader.runtime.memory.mutex import Mutex
+from gigl_loader.runtime.memory.same_host import OwnHostProof, Region, SameHostProof
+from gigl_loader.runtime.memory.segments import Array, align, array_in
+from gigl_loader.runtime.system import machine_name
 
 _log = logging.getLogger(__name__)
 

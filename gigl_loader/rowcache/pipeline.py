@@ -21,10 +21,10 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from gigl_loader.dataset.view import Matrix, Owner, PartitionView
-from gigl_loader.memory.segments import Array, nbytes_of, storage_dtype
 from gigl_loader.message import Field
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnBatch, RemoteIds, RowsOf
+from gigl_loader.runtime.memory.segments import Array, nbytes_of, storage_dtype
 from gigl_loader.sampler.plan import RowPeers
 from gigl_loader.sampler.row_exchange import LaterRows, Part, RequestedRows, gather_rows, part_of
 

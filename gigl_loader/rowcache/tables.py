@@ -27,8 +27,8 @@ from gigl_loader.dataset.view import (
     Row,
     owner_of,
 )
-from gigl_loader.memory.mutex import Mutex
-from gigl_loader.memory.segments import align, nbytes_of
+from gigl_loader.runtime.memory.mutex import Mutex
+from gigl_loader.runtime.memory.segments import align, nbytes_of
 from gigl_loader.sampler.plan import SamplingPlan
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, ProtocolError
-from gigl_loader.memory.segments import Array
 from gigl_loader.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes

@@ -13,7 +13,6 @@ from gigl_loader.dataset.identity import GAMMA, mixed
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
     EDGE_INPUT_ID,
     EDGE_LABEL,
@@ -24,6 +23,7 @@ from gigl_loader.message import (
     IS_HETERO,
     BatchTicket,
 )
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes

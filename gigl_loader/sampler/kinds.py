@@ -8,8 +8,9 @@ from typing import Any, Self
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
 from gigl_loader.message import NODE, Field
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.user_functions import name_of, returned
 from gigl_loader.sampler.plan import (
     Peers,
     Sampler,
@@ -18,7 +19,6 @@ from gigl_loader.sampler.plan import (
     quantization_scale_fields,
 )
 from gigl_loader.sampler.roots import Roots
-from gigl_loader.user_functions import name_of, returned
 
 _MESSAGE = "the fields of a message: Field objects, or pairs of a key and its values"
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from gigl_loader.dataset.schema import reverse_edge_type
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
     ATTRIBUTE,
     EDGE,
@@ -21,6 +20,7 @@ from gigl_loader.message import (
     TREE,
     key,
 )
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.expansion import Expansion, Sampled
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.nodes import BatchNodes

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from gigl_loader.dataset.schema import NodeType
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler import sampling_kernels as kernels
 from gigl_loader.sampler import tree_kernels
 

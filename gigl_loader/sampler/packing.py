@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler import packing_kernels as kernels
 
 _LEAST_RUN = 2

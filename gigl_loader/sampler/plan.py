@@ -17,9 +17,9 @@ from typing_extensions import TypeVar
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.dataset.view import ROW_KINDS, A, PartitionView, Rows
-from gigl_loader.memory.segments import Array
 from gigl_loader.message import AT_ONCE_STREAM, NODE_FEATURES, SCALES, BatchTicket, Field, key
 from gigl_loader.options import ExpansionOptions, FeatureStoreOptions, SamplingMethod
+from gigl_loader.runtime.memory.segments import Array
 
 __all__ = [
     "Field",

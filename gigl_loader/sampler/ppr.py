@@ -8,9 +8,9 @@ import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.memory.segments import Array
 from gigl_loader.message import EDGE_FEATURES, EDGE_INDEX, EDGES_PER_HOP, PPR, BatchTicket, key
 from gigl_loader.options import PPRSamplerOptions
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler import ppr_kernels as kernels
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND

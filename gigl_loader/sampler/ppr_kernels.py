@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gigl_loader.compiled import jit
+from gigl_loader.runtime.compiled import jit
 
 
 @jit

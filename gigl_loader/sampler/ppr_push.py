@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler import ppr_kernels as kernels
 from gigl_loader.sampler.nodes import NodeLabels
 from gigl_loader.sampler.plan import Draw, Drawn

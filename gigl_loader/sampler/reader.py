@@ -15,8 +15,8 @@ import numpy as np
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, TimeOrder
 from gigl_loader.errors import ProtocolError
-from gigl_loader.memory import read_ahead
-from gigl_loader.memory.segments import Array, array_in, nbytes_of, storage_dtype
+from gigl_loader.runtime.memory import read_ahead
+from gigl_loader.runtime.memory.segments import Array, array_in, nbytes_of, storage_dtype
 from gigl_loader.sampler import sampling_kernels as kernels
 from gigl_loader.sampler import tree_kernels, weighted_kernels
 from gigl_loader.sampler.plan import (

@@ -33,10 +33,10 @@ import numpy as np
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.dataset.view import Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError, ProtocolError
-from gigl_loader.memory import read_ahead
-from gigl_loader.memory.segments import Array, storage_dtype
 from gigl_loader.message import EDGE, NODE, ROWS, ROWS_OF, Field
 from gigl_loader.options import FeatureStoreOptions
+from gigl_loader.runtime.memory import read_ahead
+from gigl_loader.runtime.memory.segments import Array, storage_dtype
 from gigl_loader.sampler import sampling_kernels as kernels
 from gigl_loader.sampler.plan import (
     Drawn,

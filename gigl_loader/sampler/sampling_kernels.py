@@ -13,7 +13,7 @@ Source:
 import numba
 import numpy as np
 
-from gigl_loader.compiled import at_address, jit, mix, prefetch
+from gigl_loader.runtime.compiled import at_address, jit, mix, prefetch
 
 # The step of SplitMix64's counter: 2 ** 64 by the golden ratio.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)

@@ -7,7 +7,7 @@ the processor's cache, however large the table is.
 
 import numpy as np
 
-from gigl_loader.compiled import at_address, jit, mix, prefetch
+from gigl_loader.runtime.compiled import at_address, jit, mix, prefetch
 
 _NEAR = 16
 """Positions near a tree's that are tried before any other position: trees differ in size."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gigl_loader.compiled import jit
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.compiled import jit
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.sampling_kernels import count_uniform, row_key, unit
 
 
@@ -49,7 +49,7 @@ def exponential(uniform):  # type: ignore[no-untyped-def]
     """Return ``-log(1 - uniform)`` of a number in [0, 1) that is a multiple of 2 ** -53.
 
     Exponentially distributed where the number is uniform. The relative error is below 2 ** -51. The
-    compiler must not fuse a product with a sum: `compiled.jit` allows no such mathematics.
+    compiler must not fuse a product with a sum: `runtime.compiled.jit` allows no such mathematics.
 
     Source:
         log m = 2 artanh s with s = (m - 1) / (m + 1), as a series of s: fdlibm's e_log.c (Sun

@@ -7,10 +7,10 @@ from concurrent.futures import Future
 from functools import partial
 
 from gigl_loader.memory.leases import Packed
-from gigl_loader.memory.same_host import Region
 from gigl_loader.message import Received
+from gigl_loader.runtime.memory.same_host import Region
+from gigl_loader.runtime.transport import Peer
 from gigl_loader.server.service import StorageService
-from gigl_loader.transport import Peer
 from gigl_loader.wire.payload import pack_batch
 from gigl_loader.wire.requests import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing
 

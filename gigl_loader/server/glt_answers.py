@@ -21,7 +21,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Rows
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.tensors import as_array
+from gigl_loader.runtime.memory.tensors import as_array
 from gigl_loader.source.held_seeds import HeldPart, HeldSeeds
 from gigl_loader.wire.requests import NodeIdsRequest
 from gigl_loader.wire.signatures import PartitionSignatures

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerError
-from gigl_loader.transport import EndReason
+from gigl_loader.runtime.transport import EndReason
 from gigl_loader.wire.membership import Join, News, Role
 
 _log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from gigl_loader.errors import (
     PeerLostError,
     PeerTimeoutError,
 )
-from gigl_loader.threads import new_thread
-from gigl_loader.transport import Caller, EndReason, Security
+from gigl_loader.runtime.threads import new_thread
+from gigl_loader.runtime.transport import Caller, EndReason, Security
 from gigl_loader.wire.membership import Join, News, hear
 from gigl_loader.wire.requests import Addresses
 

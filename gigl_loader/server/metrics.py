@@ -13,8 +13,8 @@ from typing import Any
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.message import BatchCounts
-from gigl_loader.transport import Listener, Mode, Security, is_loopback
-from gigl_loader.transport.pages import Pages
+from gigl_loader.runtime.transport import Listener, Mode, Security, is_loopback
+from gigl_loader.runtime.transport.pages import Pages
 
 _log = logging.getLogger(__name__)
 

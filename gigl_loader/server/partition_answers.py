@@ -27,8 +27,8 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.split_ids import names_of
 from gigl_loader.dataset.view import ROW_KINDS, Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
-from gigl_loader.memory.tensors import as_array
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.memory.tensors import as_array
 from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.reader import ReaderOfThread

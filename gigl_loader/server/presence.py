@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError, ServerDiedError
+from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.transport import Caller, EndReason, Peer, Security
 from gigl_loader.server.batch_sender import BatchSender
 from gigl_loader.server.jobs import (
     Attendance,
@@ -23,8 +25,6 @@ from gigl_loader.server.jobs import (
 from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.server_rendezvous import RendezvousTable
 from gigl_loader.server.service import StorageService
-from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.transport import Caller, EndReason, Peer, Security
 from gigl_loader.wire.membership import (
     Join,
     News,

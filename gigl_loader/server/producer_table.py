@@ -13,9 +13,9 @@ from typing import Any
 
 from gigl_loader.errors import ConfigError, ProtocolError, UsageError
 from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
+from gigl_loader.runtime.sizes import size_in_words
 from gigl_loader.server.jobs import Visitor
 from gigl_loader.server.shared import SharedProducer
-from gigl_loader.sizes import size_in_words
 from gigl_loader.wire.membership import MOST_RANKS
 from gigl_loader.wire.requests import NOBODY, ProducerRequest, Runs
 

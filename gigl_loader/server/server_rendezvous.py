@@ -18,7 +18,7 @@ from gigl_loader.errors import (
     ProtocolError,
     UsageError,
 )
-from gigl_loader.transport import Caller, Method
+from gigl_loader.runtime.transport import Caller, Method
 from gigl_loader.wire.requests import NOBODY, Nothing, Runs
 from gigl_loader.workers.rendezvous import Rendezvous
 

@@ -16,12 +16,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gigl_loader._glt import (
-    Dataset,
-    NodeSamplerInput,
-    RemoteDistSamplingWorkerOptions,
-    SamplingConfig,
-)
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
@@ -31,9 +25,19 @@ from gigl_loader.errors import (
     ProtocolError,
 )
 from gigl_loader.memory.leases import Packed, ServerMemory
-from gigl_loader.memory.same_host import OwnHostProof, SameHostProof
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import SamplerOptions, SourceOptions
+from gigl_loader.runtime.glt_classes import (
+    Dataset,
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+)
+from gigl_loader.runtime.memory.same_host import OwnHostProof, SameHostProof
+from gigl_loader.runtime.sizes import parse_size, size_in_words
+from gigl_loader.runtime.system import usable_cpus
+from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.transport import Security, free_ports
 from gigl_loader.server.glt_answers import reader_of
 from gigl_loader.server.jobs import JobId, scope_of
 from gigl_loader.server.metrics import ServerCounts
@@ -46,13 +50,9 @@ from gigl_loader.server.producer_table import (
     check_workers,
 )
 from gigl_loader.server.shared import THIS_PROCESS, Clients, SharedProducer
-from gigl_loader.sizes import parse_size, size_in_words
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.source.held_seeds import HeldSeeds
 from gigl_loader.source.sampled_input import check_columns, seed_or_drawn
-from gigl_loader.system import usable_cpus
-from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.transport import Security, free_ports
 from gigl_loader.wire.membership import MOST_RANKS
 from gigl_loader.wire.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
 from gigl_loader.wire.signatures import DistServer

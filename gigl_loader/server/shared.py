@@ -21,7 +21,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import AT_ONCE_STREAM, Received
-from gigl_loader.threads import new_thread
+from gigl_loader.runtime.threads import new_thread
 from gigl_loader.wire.batch_shares import share_of_batches
 from gigl_loader.wire.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
 from gigl_loader.workers.producer import DistSamplingProducer

@@ -15,23 +15,16 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from gigl_loader._glt import Dataset, _set_server_context
 from gigl_loader.dataset.identity import check_enough, check_position
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, PeerError, PeerLostError
-from gigl_loader.logs import answering, know
 from gigl_loader.options import DEFAULT_RECONNECT_S, check_reconnect
-from gigl_loader.sampler.kernel_loaders import LOADERS
-from gigl_loader.server.jobs import Member, Visitor, scope_of
-from gigl_loader.server.leader import LeaderLink
-from gigl_loader.server.metrics import MetricsListener
-from gigl_loader.server.presence import Presence
-from gigl_loader.server.server_rendezvous import ServerRendezvous
-from gigl_loader.server.service import StorageService, caller
-from gigl_loader.sizes import parse_size
-from gigl_loader.system import told_to_end
-from gigl_loader.threads import new_thread
-from gigl_loader.transport import (
+from gigl_loader.runtime.glt_classes import Dataset, _set_server_context
+from gigl_loader.runtime.logs import answering, know
+from gigl_loader.runtime.sizes import parse_size
+from gigl_loader.runtime.system import told_to_end
+from gigl_loader.runtime.threads import new_thread
+from gigl_loader.runtime.transport import (
     EndReason,
     Listener,
     Method,
@@ -41,6 +34,13 @@ from gigl_loader.transport import (
     refuse_loopback_name,
     refuse_unspecified,
 )
+from gigl_loader.sampler.kernel_loaders import LOADERS
+from gigl_loader.server.jobs import Member, Visitor, scope_of
+from gigl_loader.server.leader import LeaderLink
+from gigl_loader.server.metrics import MetricsListener
+from gigl_loader.server.presence import Presence
+from gigl_loader.server.server_rendezvous import ServerRendezvous
+from gigl_loader.server.service import StorageService, caller
 from gigl_loader.wire.calls import Call
 from gigl_loader.wire.info import GraphStoreInfo
 from gigl_loader.wire.membership import (

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
+from gigl_loader.runtime.glt_classes import NodeSamplerInput
 
 _SPLITS = {"train": "train", "valid": "val", "val": "val", "test": "test"}
 """Our name of each split, by GLT's and ours."""

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import RemoteDistSamplingWorkerOptions
 from gigl_loader.dataset.identity import Share
 from gigl_loader.dataset.schema import (
     DatasetSchema,
@@ -19,6 +18,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import without_default_types
+from gigl_loader.runtime.glt_classes import RemoteDistSamplingWorkerOptions
 
 FETCHED_AS = "fetched_as"
 """Attribute of the ids that `fetch_node_ids` returns: what they were asked for, in words."""

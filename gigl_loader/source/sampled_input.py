@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import SamplingConfig
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -15,9 +14,10 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory import tensors
 from gigl_loader.message import AT_ONCE_STREAM, SEED_GROUP, SEED_TIME, BatchTicket
 from gigl_loader.options import CustomSamplerOptions, SamplerOptions, SourceOptions
+from gigl_loader.runtime.glt_classes import SamplingConfig
+from gigl_loader.runtime.memory import tensors
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.kinds import SamplerKind

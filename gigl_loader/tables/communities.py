@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from gigl_loader.dataset.mapped_writer import index_type, new_file
 from gigl_loader.dataset.metis import community_bounds, dense_communities
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.tables.methods import LDG_SLACK, Union
 from gigl_loader.tables.resumable import ResumableJob
 

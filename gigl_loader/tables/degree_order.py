@@ -33,7 +33,7 @@ from gigl_loader.dataset.mapped_writer import (
     write_numbers,
 )
 from gigl_loader.dataset.schema import NodeType
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.tables.node_ids import Numbering
 from gigl_loader.tables.resumable import ResumableJob
 

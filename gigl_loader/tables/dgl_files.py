@@ -21,7 +21,7 @@ import numpy as np
 
 from gigl_loader.dataset.mapped import damaged
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 
 _T = TypeVar("_T")
 _TENSORS, _GRAPHS, _TENSOR = 0xDD5A9FBE3FA2443F, 0xDD2E4FF046B4A13F, 0xDD5E40F096B4A13F

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from gigl_loader.dataset.mapped import damaged
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.tables.dgl_files import read_graph, read_tensors
 from gigl_loader.tables.spec import EdgeTable, NodeTable
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from gigl_loader.dataset.schema import edge_type_str
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.tables.foreign_graphs import (
     ForeignGraph,
     TensorNames,

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gigl_loader.dataset.mapped_writer import allow_files, write_numbers
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.tables.resumable import ResumableJob
 
 NO_NODE = 2**32 - 1

@@ -12,7 +12,7 @@ from gigl_loader.dataset.identity import GAMMA, mixed
 from gigl_loader.dataset.metis import communities_by_metis, cut_by_metis, import_metis
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.tables.engine_sql import rows_of, to_read
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.spec import NodeTable

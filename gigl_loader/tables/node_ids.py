@@ -20,7 +20,7 @@ from gigl_loader.dataset.mapped import PARQUET, Part
 from gigl_loader.dataset.mapped_writer import PartFiles
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.tables.engine_sql import rows_of, to_read
 from gigl_loader.tables.id_index import NO_NODE, Index
 from gigl_loader.tables.resumable import ResumableJob

@@ -18,7 +18,7 @@ from gigl_loader.dataset.mapped_writer import (
 )
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.tables.degree_order import Buckets, Positions
 from gigl_loader.tables.node_ids import Numbering, Placer
 from gigl_loader.tables.resumable import ResumableJob

@@ -38,8 +38,8 @@ from gigl_loader.dataset.mapped import ROOT_FILE
 from gigl_loader.dataset.metis import check_communities
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
-from gigl_loader.objects.object_folder import is_url
-from gigl_loader.sizes import parse_size
+from gigl_loader.runtime.object_storage.object_folder import is_url
+from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.tables.spec import (
     METHODS,
     REPORT,

@@ -14,8 +14,8 @@ from typing import Any
 import duckdb
 
 from gigl_loader.dataset.directory import LOCK
-from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.errors import ConfigError, UsageError, first_line
+from gigl_loader.runtime.progress import ProgressLine
 
 _BASE_BYTES = 100_000_000
 """Memory for the interpreter and the libraries, before a row is read."""

@@ -28,7 +28,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError, without_default_types
-from gigl_loader.memory.segments import Array, storage_dtype
+from gigl_loader.runtime.memory.segments import Array, storage_dtype
 
 Method = Literal["contiguous", "random", "column", "ldg", "metis"]
 METHODS = get_args(Method)

@@ -19,7 +19,7 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.tables.communities import CommunityCut
 from gigl_loader.tables.degree_order import EdgeFile, Positions, count_degrees
 from gigl_loader.tables.methods import (

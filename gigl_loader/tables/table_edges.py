@@ -23,7 +23,7 @@ from gigl_loader.dataset.mapped import EDGE_ROWS, ArraySpec, Part, rows_at
 from gigl_loader.dataset.mapped_writer import index_type, new_file
 from gigl_loader.dataset.schema import EdgeType, edge_type_str
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.tables.engine_sql import quoted, quoted_name, rows_of, to_read
 from gigl_loader.tables.id_index import Index, look_up_edges
 from gigl_loader.tables.node_ids import Dictionary, fits

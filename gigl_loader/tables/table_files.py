@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gigl_loader.errors import ConfigError, without_default_types
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.tables.resumable import ResumableJob
 from gigl_loader.tables.row_sources import ArrowStream, CsvFile, RowSource, no_column, write_rows
 from gigl_loader.tables.table_folders import CSV, files_at, key_folder

@@ -21,7 +21,7 @@ import numba
 import numpy as np
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.segments import Array
+from gigl_loader.runtime.memory.segments import Array
 
 _CHUNK_BYTES = 32 * 1024 * 1024
 """Read at a time; more only where a record is larger."""

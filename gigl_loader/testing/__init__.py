@@ -16,6 +16,6 @@ Names are listed in ``__init__.pyi`` and imported on first use: a script that on
 does without torch.
 """
 
-from gigl_loader._lazy import lazy_names
+from gigl_loader.runtime.lazy_names import lazy_names
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

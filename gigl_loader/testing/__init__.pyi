@@ -1,5 +1,5 @@
-from gigl_loader.system import Footprint as Footprint
-from gigl_loader.system import open_files as open_files
+from gigl_loader.runtime.system import Footprint as Footprint
+from gigl_loader.runtime.system import open_files as open_files
 from gigl_loader.testing.batch_checks import BatchError as BatchError
 from gigl_loader.testing.batch_checks import batch_digest as batch_digest
 from gigl_loader.testing.batch_checks import batch_tensors as batch_tensors

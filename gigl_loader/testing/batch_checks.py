@@ -18,7 +18,7 @@ from gigl_loader.dataset.schema import (
     reverse_edge_type,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.tensors import bytes_of
+from gigl_loader.runtime.memory.tensors import bytes_of
 from gigl_loader.testing.tiny_graphs import TinyGraph
 
 

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from gigl_loader.client.client import init_compute_process, shutdown_compute_process
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import UsageError
-from gigl_loader.processes import ForkedProcess
-from gigl_loader.ranks import end_group
+from gigl_loader.runtime.processes import ForkedProcess
+from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.server.storage_process import init_storage_process
 from gigl_loader.testing.this_machine import free_port, wait_until
 from gigl_loader.wire.info import GraphStoreInfo

@@ -23,11 +23,11 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ProtocolError,
 )
-from gigl_loader.transport import EndReason, Method, Peer, Security
-from gigl_loader.transport.codec import Array, decode, encode, read_header
-from gigl_loader.transport.failures import Failure, describe, rebuild
-from gigl_loader.transport.listener import random_incarnation
-from gigl_loader.transport.reply import Into
+from gigl_loader.runtime.transport import EndReason, Method, Peer, Security
+from gigl_loader.runtime.transport.codec import Array, decode, encode, read_header
+from gigl_loader.runtime.transport.failures import Failure, describe, rebuild
+from gigl_loader.runtime.transport.listener import random_incarnation
+from gigl_loader.runtime.transport.reply import Into
 
 T = TypeVar("T")
 _AGAIN_S = 0.5  # longest time from a cut to the new connection
@@ -138,7 +138,7 @@ class MemoryNetwork:
 
 
 class MemoryListener:
-    """See `gigl_loader.transport.Listener`."""
+    """See `gigl_loader.runtime.transport.Listener`."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class MemoryListener:
 
 
 class MemoryReply(Generic[T]):
-    """See `gigl_loader.transport.Reply`."""
+    """See `gigl_loader.runtime.transport.Reply`."""
 
     def __init__(
         self, caller: "MemoryCaller", method: str, request: object, expected: Any, into: Any
@@ -292,7 +292,7 @@ class MemoryReply(Generic[T]):
 
 
 class MemoryCaller:
-    """See `gigl_loader.transport.Caller`."""
+    """See `gigl_loader.runtime.transport.Caller`."""
 
     def __init__(
         self,

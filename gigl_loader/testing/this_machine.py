@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gigl_loader.errors import ResourceError
-from gigl_loader.transport import sockets
+from gigl_loader.runtime.transport import sockets
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 _given: set[int] = set()

@@ -19,9 +19,9 @@ from gigl_loader.dataset.schema import (
     NodeType,
 )
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.memory import segments, tensors
-from gigl_loader.memory.segments import Array
 from gigl_loader.message import SampleMessage
+from gigl_loader.runtime.memory import segments, tensors
+from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.plan import (
     Drawn,
     DrawRequest,

@@ -2,10 +2,10 @@
 
 `served` marks a method of `DistServer` that clients may call over the network, and `calls_of` makes
 a `Call` of each: a request with a field for each parameter, and a response with the result. Both
-are dataclasses of what `gigl_loader.transport` carries: plain values, dataclasses of them and numpy
-arrays. Tensors and GLT's classes become messages and are rebuilt at the other end; nothing is
-pickled, and nothing that arrives can name code, but for a sampler's import path, which a server has
-to allow.
+are dataclasses of what `gigl_loader.runtime.transport` carries: plain values, dataclasses of them
+and numpy arrays. Tensors and GLT's classes become messages and are rebuilt at the other end;
+nothing is pickled, and nothing that arrives can name code, but for a sampler's import path, which a
+server has to allow.
 
 The transport decodes strictly into these dataclasses, so a broken peer, or one of another version,
 is a `ProtocolError` that names the call and the field, and not a strange batch.
@@ -23,23 +23,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import (
-    NodeSamplerInput,
-    RangePartitionBook,
-    RemoteDistSamplingWorkerOptions,
-    SamplingConfig,
-    SamplingType,
-)
 from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, EdgeType, FeatureInfo, NodeType
 from gigl_loader.errors import ConfigError, ProtocolError
-from gigl_loader.memory.tensors import as_array, dtype_name
 from gigl_loader.options import (
     CustomSamplerOptions,
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
     SamplerOptions,
 )
-from gigl_loader.sizes import parse_size
+from gigl_loader.runtime.glt_classes import (
+    NodeSamplerInput,
+    RangePartitionBook,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+    SamplingType,
+)
+from gigl_loader.runtime.memory.tensors import as_array, dtype_name
+from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.source.held_seeds import HeldPart, HeldSeeds
 from gigl_loader.source.remote_dataset import server_worker_options
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.ranks import gather_from_ranks
-from gigl_loader.transport import free_ports, own_address, split_address
+from gigl_loader.runtime.ranks.collectives import gather_from_ranks
+from gigl_loader.runtime.transport import free_ports, own_address, split_address
 
 # GiGL's names: launchers that start its graph stores set them
 _STORAGE_NODES = "GIGL_GRAPH_STORE_NUM_STORAGE_NODES"

@@ -12,7 +12,7 @@ from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
 )
-from gigl_loader.transport import Caller
+from gigl_loader.runtime.transport import Caller
 from gigl_loader.wire.requests import NOBODY, NOWHERE, Addresses, Runs
 
 _log = logging.getLogger(__name__)

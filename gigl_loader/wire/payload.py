@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.memory import segments
-from gigl_loader.memory.segments import Array, array_in
 from gigl_loader.memory.slots import Layout
-from gigl_loader.memory.tensors import tensor_in
 from gigl_loader.message import (
     ATTRIBUTE,
     EDGE_ROWS,
     NODE_ROWS,
     SampleMessage,
 )
+from gigl_loader.runtime.memory import segments
+from gigl_loader.runtime.memory.segments import Array, array_in
+from gigl_loader.runtime.memory.tensors import tensor_in
 from gigl_loader.sampler.packing import PackedInts, PackedRuns
 
 _LEAST = 256

@@ -19,9 +19,9 @@ import numpy as np
 from gigl_loader.dataset.identity import WHOLE, Share
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ProtocolError
-from gigl_loader.memory import same_host
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.options import SourceOptions
+from gigl_loader.runtime.memory import same_host
 from gigl_loader.sampler.packing import PackedRuns
 
 # --- ranks and addresses --------------------------------------------------------------------------

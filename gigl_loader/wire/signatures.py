@@ -6,11 +6,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
 from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, EdgeType, NodeType
-from gigl_loader.memory.same_host import SameHostProof
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import SamplerOptions
+from gigl_loader.runtime.glt_classes import (
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+)
+from gigl_loader.runtime.memory.same_host import SameHostProof
 from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.source.batch_source import LINGER_S

@@ -23,20 +23,20 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import get_context
 from gigl_loader.dataset.identity import check_enough, check_held
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.decoding import analysed
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.memory import tensors
-from gigl_loader.memory.same_host import Offer
-from gigl_loader.memory.tensors import Offered
 from gigl_loader.options import SourceOptions, may_be_one_machine, reads_same_memory
 from gigl_loader.rowcache.look_ahead import AheadMemory, DrawnAhead, LookAhead
 from gigl_loader.rowcache.machine import MachineRows, name_of_rows, shared_memory
 from gigl_loader.rowcache.tables import RowTables
+from gigl_loader.runtime.decoding import analysed
+from gigl_loader.runtime.glt_classes import get_context
+from gigl_loader.runtime.memory import tensors
+from gigl_loader.runtime.memory.same_host import Offer
+from gigl_loader.runtime.memory.tensors import Offered
+from gigl_loader.runtime.transport import Mode, Security
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.transport import Mode, Security
 from gigl_loader.workers import pipe
 from gigl_loader.workers.peers import (
     Access,

@@ -30,11 +30,8 @@ from gigl_loader.errors import (
     PeerLostError,
     PeerTimeoutError,
 )
-from gigl_loader.memory.segments import Array
-from gigl_loader.sampler.packing import PackedInts
-from gigl_loader.sampler.plan import Drawn, DrawRequest, RowsAnswer, RowsRequest
-from gigl_loader.sampler.reader import ReaderOfThread
-from gigl_loader.transport import (
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.transport import (
     SILENCE_S,
     Caller,
     EndReason,
@@ -45,6 +42,9 @@ from gigl_loader.transport import (
     Security,
     into_array,
 )
+from gigl_loader.sampler.packing import PackedInts
+from gigl_loader.sampler.plan import Drawn, DrawRequest, RowsAnswer, RowsRequest
+from gigl_loader.sampler.reader import ReaderOfThread
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

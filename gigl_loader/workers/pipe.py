@@ -38,11 +38,11 @@ from typing import Any, Generic
 
 from gigl_loader.dataset.view import A, PartitionView
 from gigl_loader.errors import ConfigError, ProtocolError
-from gigl_loader.memory import segments
+from gigl_loader.runtime.memory import segments
+from gigl_loader.runtime.transport import SILENCE_S
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.sampler.plan import SamplingPlan, SeedInput
-from gigl_loader.transport import SILENCE_S
 from gigl_loader.workers.peers import Access
 
 STREAM_AHEAD = 0
@@ -138,8 +138,8 @@ def send_object(sock: socket.socket, data: bytes, fds: list[int]) -> None:
 
     Args:
         sock: The sender's end.
-        data: From `memory.tensors.dumps`, which needs torch. Workers, which only receive, do
-            without it.
+        data: From `runtime.memory.tensors.dumps`, which needs torch. Workers, which only receive,
+            do without it.
         fds: From the same call; they are closed.
     """
     try:

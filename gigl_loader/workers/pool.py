@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
-from gigl_loader.memory import segments
-from gigl_loader.system import read_stat
+from gigl_loader.runtime.memory import segments
+from gigl_loader.runtime.system import read_stat
 from gigl_loader.workers import pipe, resting
 from gigl_loader.workers.pipe import WorkerSetup
 from gigl_loader.workers.schedule import Restarts, ended_by_itself
@@ -83,8 +83,8 @@ class WorkerPool:
 
     Args:
         num_workers: Number of workers.
-        dumps: `memory.tensors.dumps`. It needs torch, and what starts supervisors does without.
-        starts: Starts a supervisor; None: `start_supervisor`.
+        dumps: `runtime.memory.tensors.dumps`. It needs torch, and what starts supervisors does
+            without. starts: Starts a supervisor; None: `start_supervisor`.
     """
 
     def __init__(

@@ -20,15 +20,7 @@ from functools import partial
 
 from torch import Tensor
 
-from gigl_loader._glt import (
-    Dataset,
-    MpDistSamplingWorkerOptions,
-    NodeSamplerInput,
-    SamplingConfig,
-    get_context,
-)
 from gigl_loader.errors import PeerTimeoutError, UsageError, WorkerDiedError
-from gigl_loader.memory import tensors
 from gigl_loader.memory.leases import MessageMemory
 from gigl_loader.message import (
     AT_ONCE_EPOCH,
@@ -38,6 +30,16 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.options import CacheOptions, SamplerOptions, SourceOptions
+from gigl_loader.runtime.glt_classes import (
+    Dataset,
+    MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    SamplingConfig,
+    get_context,
+)
+from gigl_loader.runtime.memory import tensors
+from gigl_loader.runtime.system import usable_cpus
+from gigl_loader.runtime.transport import Security, address_towards
 from gigl_loader.sampler.plan import SeedInput
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.source.sampled_input import (
@@ -50,8 +52,6 @@ from gigl_loader.source.sampled_input import (
     seed_or_drawn,
 )
 from gigl_loader.source.start_turns import WorkerTurns
-from gigl_loader.system import usable_cpus
-from gigl_loader.transport import Security, address_towards
 from gigl_loader.workers.agreement import Agreement
 from gigl_loader.workers.job_turns import JobTurns
 from gigl_loader.workers.pipe import Plugins, WorkerSetup, main_path_of, pickled

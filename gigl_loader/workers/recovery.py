@@ -24,7 +24,7 @@ from gigl_loader.errors import (
     WorkerDiedError,
 )
 from gigl_loader.message import BatchTicket
-from gigl_loader.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.workers.pool import WorkerEvent, WorkerPool
 from gigl_loader.workers.schedule import Restarts, UnderWay, ended_by_itself
 

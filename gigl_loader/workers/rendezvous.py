@@ -23,10 +23,10 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
-from gigl_loader.decoding import analysed
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
-from gigl_loader.ranks import broadcast_value
-from gigl_loader.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.decoding import analysed
+from gigl_loader.runtime.ranks.collectives import broadcast_value
+from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

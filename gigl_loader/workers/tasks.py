@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from gigl_loader.errors import GiglLoaderError, SamplingError, explained_limits
-from gigl_loader.memory import segments
 from gigl_loader.memory.leases import MessageMemory
 from gigl_loader.memory.slots import Written
 from gigl_loader.message import AT_ONCE_STREAM, Attempt, BatchTicket, Received
-from gigl_loader.ranks import suspect_ranks
 from gigl_loader.rowcache.look_ahead import LookAhead
+from gigl_loader.runtime.memory import segments
+from gigl_loader.runtime.ranks.collectives import suspect_ranks
 from gigl_loader.source.sampled_input import SeedOrders
 from gigl_loader.workers import pipe
 from gigl_loader.workers.agreement import Agreement

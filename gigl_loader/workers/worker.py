@@ -26,9 +26,6 @@ from typing import Any
 
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import PeerTimeoutError
-from gigl_loader.memory import read_ahead
-from gigl_loader.memory.same_host import Offer, read_offers
-from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.rowcache.cache import RowCache
@@ -40,11 +37,14 @@ from gigl_loader.rowcache.look_ahead import (
     copy_drawn,
 )
 from gigl_loader.rowcache.pipeline import NOT_PLANNED, Pipeline
+from gigl_loader.runtime.memory import read_ahead
+from gigl_loader.runtime.memory.same_host import Offer, read_offers
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.threads import new_thread
 from gigl_loader.sampler.kinds import sampled_fields
 from gigl_loader.sampler.plan import Peers, Sampler, SampleRequest
 from gigl_loader.sampler.reader import Scratch
 from gigl_loader.sampler.row_exchange import LaterPeers, rows_apart
-from gigl_loader.threads import new_thread
 from gigl_loader.workers import pipe
 from gigl_loader.workers.peers import Assignment, PartitionServer, PeerClient
 from gigl_loader.workers.pipe import Plugins, WorkerSetup

@@ -24,9 +24,9 @@ from gigl_loader.client.client import job_name_of
 from gigl_loader.commands import infer, status
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.inference.layerwise import full_graph_inference
+from gigl_loader.runtime.transport import Security
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import wait_until
-from gigl_loader.transport import Security
 from gigl_loader.wire.info import info_of_servers
 
 OPTIONS = {"in_channels": full_jobs.WIDTH, "hidden_channels": 8, "num_layers": 2, "out_channels": 4}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.transport import Listener, Method, Security
+from gigl_loader.runtime.transport import Listener, Method, Security
 
 MODULE = "gigl_loader.graph_store.serve"
 

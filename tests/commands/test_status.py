@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gigl_loader.commands import status
-from gigl_loader.transport import Listener, Method, Security
+from gigl_loader.runtime.transport import Listener, Method, Security
 
 HEALTH = {"health": "serving"}
 

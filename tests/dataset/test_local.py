@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.processes import ForkedProcess
+from gigl_loader.runtime.processes import ForkedProcess
 
 directions = st.sampled_from(["in", "out"])
 

@@ -14,8 +14,8 @@ from dataset_reference import RING, E, N, arrays, write
 from gigl_loader import UsageError
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory import tensors
-from gigl_loader.memory.segments import close_fds, loads
+from gigl_loader.runtime.memory import tensors
+from gigl_loader.runtime.memory.segments import close_fds, loads
 from gigl_loader.testing import open_files
 
 

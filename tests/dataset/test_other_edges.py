@@ -13,7 +13,7 @@ from gigl_loader import DistDataset, partition_graph
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.memory.tensors import is_mapped_file
+from gigl_loader.runtime.memory.tensors import is_mapped_file
 
 COUNT = 3
 NOT_EDGES = ("node_features", "node_labels", "edge_features", "splits")

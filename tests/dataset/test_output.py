@@ -12,13 +12,13 @@ from gigl_loader import (
     GraphPartitionData,
     PartitionOutput,
     UsageError,
-    _glt,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as E
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as N
 from gigl_loader.dataset.schema import EdgeDir
+from gigl_loader.runtime import glt_classes
 
 BUYS = ("user", "buys", "item")
 RING = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
@@ -99,8 +99,8 @@ def test_typed_labels_are_stored_as_the_edges_are(edge_dir: EdgeDir, walked: lis
     assert torch.equal(again, LABELS)
 
 
-def _glt_copy(dataset: DistDataset) -> _glt.DistDataset:
-    plain = _glt.DistDataset(1, 0, dataset.graph, node_pb=dataset.node_pb)
+def _glt_copy(dataset: DistDataset) -> glt_classes.DistDataset:
+    plain = glt_classes.DistDataset(1, 0, dataset.graph, node_pb=dataset.node_pb)
     plain.edge_dir = dataset.edge_dir
     return plain
 

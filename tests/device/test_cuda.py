@@ -18,8 +18,8 @@ from gigl_loader.device.prefetch import (
     CopyEngine,
     DevicePrefetcher,
 )
-from gigl_loader.memory.pinned import PinMemoryError, PinnedRange
-from gigl_loader.memory.segments import create_memfd, map_fd, unmap
+from gigl_loader.runtime.memory.pinned import PinMemoryError, PinnedRange
+from gigl_loader.runtime.memory.segments import create_memfd, map_fd, unmap
 
 pytestmark = [
     pytest.mark.gpu,

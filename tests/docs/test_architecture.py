@@ -15,7 +15,7 @@ CLASSES = sorted(set(re.findall(r"`([A-Z]\w+)(?:\(.*?\))?`", PAGE)) - {"Data", "
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS])
 def test_what_is_named_is_there(name: str) -> None:
     where = ROOT if name.startswith(("tests/", "gigl_loader/")) else ROOT / "gigl_loader"
-    assert (where / name).exists() or list(where.glob(f"*/{name}")), name
+    assert (where / name).exists() or list(where.rglob(name)), name
 
 
 @pytest.mark.parametrize("name", CLASSES)

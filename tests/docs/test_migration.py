@@ -11,7 +11,7 @@ import torch.utils.data
 import torch_geometric.loader as pyg
 
 import gigl_loader
-import gigl_loader._glt  # makes graphlearn-torch importable
+import gigl_loader.runtime.glt_classes  # makes graphlearn-torch importable
 from gigl_loader.dataset.schema import EdgeDir
 
 PAGE = (Path(__file__).parents[2] / "docs/guide/migrating.md").read_text()

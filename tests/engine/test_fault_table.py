@@ -73,9 +73,9 @@ SURVIVED = {
     "partitions are replaced with `overwrite=True` while jobs use them": [
         f"{_CHANGED}::test_overwriting_writes_beside_and_leaves_a_running_job_its_graph"
     ],
-    "`/dev/shm` is small or full": ["memory/test_tensors.py::test_nothing_gets_a_name"],
+    "`/dev/shm` is small or full": ["runtime/memory/test_tensors.py::test_nothing_gets_a_name"],
     "a suspended job is resumed, and its servers later": [
-        "transport/test_caller.py::test_time_in_which_the_asker_is_suspended_is_no_silence"
+        "runtime/transport/test_caller.py::test_time_in_which_the_asker_is_suspended_is_no_silence"
     ],
     "a compute process is stopped (`SIGSTOP`) and goes on": [
         "remote/test_signals.py::test_a_stopped_client_delays_no_other_rank_and_no_other_job"
@@ -141,7 +141,7 @@ ERRORS = {
     "another rank is killed": [
         "loader/test_ranks.py::test_a_rank_that_is_killed",
         "loader/test_ranks.py::test_two_partitions_two_ranks",
-        "memory/test_same_host.py::test_a_partition_of_another_process",
+        "runtime/memory/test_same_host.py::test_a_partition_of_another_process",
     ],
     "another rank is gone when a loader is built": [
         "loader/test_ranks.py::test_a_rank_that_is_killed"
@@ -231,7 +231,7 @@ STORE = {
     "wrong token, another user, or another service at the port": [
         "remote/test_graph_store.py::test_a_killed_client_frees_its_workers_and_the_next_job_is_served",
         "remote/test_security.py::test_batches_and_workers_speak_tls",
-        "transport/test_users.py::test_another_user_is_refused_by_name",
+        "runtime/transport/test_users.py::test_another_user_is_refused_by_name",
         "remote/test_waiting.py::test_another_service_says_what_it_answered",
     ],
     "a server comes back with another graph, cluster, token or job": [

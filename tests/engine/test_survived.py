@@ -35,7 +35,7 @@ from gigl_loader import (
     WorkerDiedError,
     release_workers,
 )
-from gigl_loader.system import usable_cpus
+from gigl_loader.runtime.system import usable_cpus
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,

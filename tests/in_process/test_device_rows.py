@@ -16,7 +16,7 @@ from gigl_loader import ConfigError
 from gigl_loader.in_process.collective import CollectivePeers, host_backend
 from gigl_loader.in_process.device_rows import backend_for, device_group
 from gigl_loader.in_process.device_source import PartitionedSource, PlacedSource
-from gigl_loader.ranks import backends_of, exchanged_on
+from gigl_loader.runtime.ranks.collectives import backends_of, exchanged_on
 from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.testing import run_ranks
 

@@ -17,7 +17,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.inference.layers import Chunk, ChunkReader, LayerInputs
 from gigl_loader.inference.modules import Norm
 from gigl_loader.inference.sources import OwnedRows, PartitionGraph
-from gigl_loader.memory.tensors import each_tensor
+from gigl_loader.runtime.memory.tensors import each_tensor
 
 BUYS, BOUGHT, KNOWS = typed_layers.BUYS, typed_layers.BOUGHT, typed_layers.KNOWS
 

@@ -22,7 +22,7 @@ from gigl_loader.inference.layers import (
     layers_of,
 )
 from gigl_loader.inference.sources import OwnedRows, PartitionGraph
-from gigl_loader.ranks import RankExchange
+from gigl_loader.runtime.ranks.collectives import RankExchange
 
 DATA = full_jobs.graph()
 ALONE = RankExchange()

@@ -10,9 +10,9 @@ import pytest
 from layerwise_jobs import make
 from support.conditions import Clock
 
-from gigl_loader.dataset import progress
-from gigl_loader.dataset.progress import ProgressLine
 from gigl_loader.inference.layerwise import full_graph_inference
+from gigl_loader.runtime import progress
+from gigl_loader.runtime.progress import ProgressLine
 
 DATASET = full_jobs.partition(full_jobs.graph(), 0, 1)
 

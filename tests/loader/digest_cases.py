@@ -2,7 +2,7 @@
 
 Each case names a loader and its keywords; each way (`ONE_PROCESS`, `of_a_rank`, `of_a_client`) runs
 it in another deployment. SPEC promises the same batches everywhere, so a case has one digest, kept
-in ``digests.json``: a redesign that changes one bit of one batch is seen.
+in ``runtime.digests.json``: a redesign that changes one bit of one batch is seen.
 """
 
 import hashlib

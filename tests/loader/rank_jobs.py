@@ -1,4 +1,4 @@
-"""What the ranks of ``test_ranks.py`` do; a module, so that spawned processes can import it."""
+"""What ranks of ``tests/runtime/ranks`` do; a module, so that spawned processes can import it."""
 
 import contextlib
 import dataclasses
@@ -30,13 +30,18 @@ from gigl_loader import (
     PeerTimeoutError,
     SamplingError,
     WorkerDiedError,
-    ranks,
     replay,
 )
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.loader import job_ranks
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE, EvenRanks, SourceOptions
-from gigl_loader.ranks import broadcast_value, decide_with_ranks, gather_from_ranks
+from gigl_loader.runtime.ranks import collectives as ranks
+from gigl_loader.runtime.ranks.collectives import (
+    broadcast_value,
+    decide_with_ranks,
+    gather_from_ranks,
+)
+from gigl_loader.runtime.transport import Security
 from gigl_loader.source.batch_source import LINGER_S
 from gigl_loader.testing import (
     Footprint,
@@ -49,7 +54,6 @@ from gigl_loader.testing import (
     wait_until,
     worker_pid,
 )
-from gigl_loader.transport import Security
 from gigl_loader.workers import producer
 from gigl_loader.workers.pool import process_state
 from gigl_loader.workers.producer import DistSamplingProducer

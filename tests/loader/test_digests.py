@@ -1,4 +1,4 @@
-"""Every kind of loader, in every deployment, gives the bits of ``digests.json``.
+"""Every kind of loader, in every deployment, gives the bits of ``runtime.digests.json``.
 
 The file holds one digest a case, taken from the code as it was before the redesign. A change of
 one is a change of what users' seeds and saved states mean: it needs a new `draw_version`, or a
@@ -15,9 +15,9 @@ import pytest
 from digest_cases import CASES
 
 from gigl_loader import DistDataset, partition_graph
+from gigl_loader.runtime.transport import certs
+from gigl_loader.runtime.transport.security import TLS_DIR_VARIABLE
 from gigl_loader.testing import run_cluster, run_ranks
-from gigl_loader.transport import certs
-from gigl_loader.transport.security import TLS_DIR_VARIABLE
 
 KNOWN = json.loads(Path(__file__).with_name("digests.json").read_text())
 PLAIN = [name for name, case in CASES.items() if not case.typed and case.edge_dir == "in"]

@@ -16,8 +16,8 @@ from gigl_loader import (
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
 )
-from gigl_loader._glt import DistLoader
 from gigl_loader.dataset.schema import EdgeDir
+from gigl_loader.runtime.glt_classes import DistLoader
 from gigl_loader.testing import TinyGraph
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]

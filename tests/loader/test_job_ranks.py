@@ -16,8 +16,8 @@ from gigl_loader.loader.job_ranks import (
     resolve_runtime,
     runtime_or_alone,
 )
+from gigl_loader.runtime.transport import own_address
 from gigl_loader.testing import one_rank
-from gigl_loader.transport import own_address
 
 RING = Data(edge_index=torch.stack([torch.arange(20), torch.arange(20).roll(1)]), num_nodes=20)
 

@@ -126,7 +126,7 @@ def test_types_are_told_without_modules() -> None:
     doc = inspect.getdoc(DistNeighborLoader)
     assert "\n    seed (int | None): Decides shuffle and draws." in str(doc)
     assert "\n    transform (Callable[[Any], Any] | None): " in str(doc)
-    assert "gigl_loader._glt" not in str(doc)
+    assert "gigl_loader.runtime.glt_classes" not in str(doc)
 
 
 def _in_words(kind: Any) -> str:

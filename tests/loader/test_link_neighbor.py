@@ -171,9 +171,11 @@ def _refused_on_this_rank() -> DistLinkNeighborLoader:
 
 
 def test_other_ranks_are_told_of_bad_edges_before_they_are_an_error(monkeypatch) -> None:
-    """They wait in an exchange of `gigl_loader.ranks`."""
+    """They wait in an exchange of `gigl_loader.runtime.ranks.collectives`."""
     told: list[str] = []
-    monkeypatch.setattr("gigl_loader.ranks._tell_failure", lambda text, group: told.append(text))
+    monkeypatch.setattr(
+        "gigl_loader.runtime.ranks.collectives._tell_failure", lambda text, group: told.append(text)
+    )
     with pytest.raises(ConfigError, match="= 99 is no node id"):
         _refused_on_this_rank()
     assert len(told) == 1

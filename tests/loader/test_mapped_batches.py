@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
-from gigl_loader.memory import read_ahead
+from gigl_loader.runtime.memory import read_ahead
 from gigl_loader.testing import TinyGraph, check_same_batches
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]

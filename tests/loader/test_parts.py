@@ -13,8 +13,8 @@ from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
 from gigl_loader.loader import job_ranks, sampling_options
 from gigl_loader.loader.loader_options import LoaderOptions
 from gigl_loader.loader.loader_parts import in_workers
-from gigl_loader.memory import pinned
-from gigl_loader.memory.pinned import PinMemoryError
+from gigl_loader.runtime.memory import pinned
+from gigl_loader.runtime.memory.pinned import PinMemoryError
 from gigl_loader.testing import TinyGraph
 
 HOW: dict[str, Any] = {"worker_concurrency": 3, "channel_size": "2MB"}

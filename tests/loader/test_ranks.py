@@ -10,8 +10,8 @@ import rank_jobs
 import torch
 
 from gigl_loader import DistNeighborLoader
+from gigl_loader.runtime.transport.certs import make_folder
 from gigl_loader.testing import batch_tensors, run_ranks
-from gigl_loader.transport.certs import make_folder
 
 pytestmark = pytest.mark.multiprocess
 

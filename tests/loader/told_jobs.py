@@ -25,7 +25,7 @@ from gigl_loader import (
     release_workers,
 )
 from gigl_loader.options import EvenRanks
-from gigl_loader.ranks import (
+from gigl_loader.runtime.ranks.collectives import (
     broadcast_value,
     decide_with_ranks,
     gather_from_ranks,

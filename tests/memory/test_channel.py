@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
-from gigl_loader.memory import segments
 from gigl_loader.memory.leases import ShmChannel, field_of
 from gigl_loader.memory.slots import SlotWriter
+from gigl_loader.runtime.memory import segments
 from gigl_loader.testing import open_files, wait_until
 
 

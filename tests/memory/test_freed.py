@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gigl_loader.memory.tensors import give_back_freed
+from gigl_loader.runtime.memory.tensors import give_back_freed
 
 
 def _resident_bytes() -> int:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gigl_loader.memory import segments
 from gigl_loader.memory.leases import (
     Lease,
     LeaseTable,
@@ -17,8 +16,9 @@ from gigl_loader.memory.leases import (
     payload_bytes,
     tensors_over,
 )
-from gigl_loader.memory.same_host import Mappings
 from gigl_loader.memory.slots import SlotWriter
+from gigl_loader.runtime.memory import segments
+from gigl_loader.runtime.memory.same_host import Mappings
 from gigl_loader.testing import open_files
 
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.conditions import files_up_to, limited
 
-from gigl_loader.memory import segments
 from gigl_loader.memory.leases import field_of
-from gigl_loader.memory.segments import SharedMemoryError
 from gigl_loader.memory.slots import SlotWriter, Written, layout_of, write_fields
 from gigl_loader.message import Field
+from gigl_loader.runtime.memory import segments
+from gigl_loader.runtime.memory.segments import SharedMemoryError
 from gigl_loader.testing import open_files
 
 

@@ -17,7 +17,7 @@ from gigl_loader.in_process.collective import CollectivePeers
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.sampler import DeviceSampler
 from gigl_loader.on_device.warp_kernels import WarpKernels
-from gigl_loader.ranks import RankExchange
+from gigl_loader.runtime.ranks.collectives import RankExchange
 
 STEPS = ("place", "launch", "cut", "tell", "finish")
 """Methods of `DeviceSampler` for a batch."""

@@ -31,7 +31,7 @@ from gigl_loader import (
 from gigl_loader.device.memory import DeviceMemory
 from gigl_loader.in_process import device_rows, partitioned_graph
 from gigl_loader.on_device.sampler import DeviceSampler
-from gigl_loader.ranks import RankExchange
+from gigl_loader.runtime.ranks.collectives import RankExchange
 from gigl_loader.testing import TinyGraph, batch_digest, check_same_batches
 
 

@@ -11,10 +11,10 @@ from without_values import DEVICE, GraphWithoutValues
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.device.memory import DeviceMemory
-from gigl_loader.memory.tensors import as_received
 from gigl_loader.on_device.device_expansion import SampledEdges
 from gigl_loader.on_device.device_kernels import TorchKernels
 from gigl_loader.on_device.sampler import CutBatch, DeviceSampler, PlacedRoots
+from gigl_loader.runtime.memory.tensors import as_received
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.testing import batch_digest

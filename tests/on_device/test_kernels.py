@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import examples
 
-from gigl_loader import compiled
 from gigl_loader.dataset.view import Adjacency, TimeOrder
 from gigl_loader.on_device import warp_kernels
 from gigl_loader.on_device.device_kernels import DeviceLabels, TorchKernels, TypedPlaces
 from gigl_loader.on_device.torch_numbers import mix, signed
 from gigl_loader.on_device.warp_kernels import WarpKernels
+from gigl_loader.runtime import compiled
 from gigl_loader.sampler.nodes import NodeLabels, TreeLabels
 from gigl_loader.sampler.plan import TreesAndTimes
 
@@ -221,7 +221,7 @@ def _neighbor_of(bits: int, key: int) -> int:
 
 
 def _unmix(value: int) -> int:
-    """Undo `compiled.mix`."""
+    """Undo `runtime.compiled.mix`."""
     for shift, factor in [(31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)]:
         mixed = value
         for _ in range(3):

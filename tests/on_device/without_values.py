@@ -7,9 +7,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.memory.tensors import each_tensor
 from gigl_loader.on_device.device_graph import LocalDeviceGraph
 from gigl_loader.on_device.device_kernels import TorchKernels
+from gigl_loader.runtime.memory.tensors import each_tensor
 
 DEVICE = torch.device("meta")
 

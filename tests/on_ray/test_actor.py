@@ -14,8 +14,8 @@ from support.scripts import ForkedPython
 
 from gigl_loader import ResourceError, partition_graph
 from gigl_loader.ray.actor import ServerOptions, StorageServer, free_address
+from gigl_loader.runtime.transport.security import TOKEN_VARIABLE
 from gigl_loader.testing import TinyGraph, wait_until
-from gigl_loader.transport.security import TOKEN_VARIABLE
 
 pytestmark = pytest.mark.multiprocess
 
@@ -44,7 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 STAND_IN = """
 import sys, time
-from gigl_loader.transport import Listener, Method, Security
+from gigl_loader.runtime.transport import Listener, Method, Security
 
 told = dict(word[2:].split("=") for word in sys.argv[2:])
 status = Method(dict, dict, lambda request, peer: {"value": {"health": "serving"}})

@@ -24,13 +24,13 @@ from gigl_loader.errors import (
 )
 from gigl_loader.ray import start_graph_store
 from gigl_loader.ray.actor import Watchdog
-from gigl_loader.testing import TinyGraph, batch_digest, wait_until
-from gigl_loader.transport import Mode, Security
-from gigl_loader.transport.security import (
+from gigl_loader.runtime.transport import Mode, Security
+from gigl_loader.runtime.transport.security import (
     INSECURE_VARIABLE,
     TLS_DIR_VARIABLE,
     TOKEN_VARIABLE,
 )
+from gigl_loader.testing import TinyGraph, batch_digest, wait_until
 
 pytestmark = pytest.mark.multiprocess
 

@@ -14,7 +14,7 @@ from gigl_loader.errors import JoinRefusedError
 from gigl_loader.plan import measure
 from gigl_loader.plan.measure import Answerer, SecondHost, Timed, costs_of
 from gigl_loader.plan.needs import SHIPPED, Costs
-from gigl_loader.transport import Mode, Security
+from gigl_loader.runtime.transport import Mode, Security
 
 TOKEN = "kq3Jv0aWZbX7mT9rLs2UdQ"
 MODES = {

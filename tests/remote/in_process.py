@@ -13,10 +13,10 @@ from gigl_loader.graph_store import RemoteReceivingChannel
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import SourceOptions
+from gigl_loader.runtime.transport import Security
 from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
-from gigl_loader.transport import Security
 from gigl_loader.wire.requests import ProducerRequest
 
 SECURITY = Security.local()

@@ -7,8 +7,8 @@ import torch
 
 from gigl_loader.memory import leases
 from gigl_loader.memory.leases import BufferPool
-from gigl_loader.memory.segments import ALIGNMENT
-from gigl_loader.transport import IncomingArray
+from gigl_loader.runtime.memory.segments import ALIGNMENT
+from gigl_loader.runtime.transport import IncomingArray
 
 
 def _address(lease: object) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.schema import FeatureInfo
 from gigl_loader.errors import ProtocolError
-from gigl_loader.transport.codec import decode, encode, read_header
+from gigl_loader.runtime.transport.codec import decode, encode, read_header
 from gigl_loader.wire.requests import RowBook
 from gigl_loader.wire.signatures import CALLS
 

@@ -24,13 +24,13 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.memory import segments
-from gigl_loader.memory.same_host import OwnHostProof, Region
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import Attempt, BatchTicket
 from gigl_loader.options import SAME_MEMORY_VARIABLE
+from gigl_loader.runtime.memory import segments
+from gigl_loader.runtime.memory.same_host import OwnHostProof, Region
+from gigl_loader.runtime.transport import EndReason
 from gigl_loader.testing import wait_until
-from gigl_loader.transport import EndReason
 from gigl_loader.wire.payload import pack_batch
 from gigl_loader.wire.requests import BatchMessage, FetchAnswer, Nothing
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigl_loader.runtime.transport.codec import decode, encode, read_header
 from gigl_loader.server.shared import Clients
-from gigl_loader.transport.codec import decode, encode, read_header
 from gigl_loader.wire.membership import News
 from gigl_loader.wire.requests import Addresses, ByServer, Runs
 

@@ -21,7 +21,7 @@ from gigl_loader.errors import (
     UsageError,
     WorkerDiedError,
 )
-from gigl_loader.transport import EndReason, Security
+from gigl_loader.runtime.transport import EndReason, Security
 
 
 @pytest.mark.multiprocess

@@ -18,7 +18,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError, UsageError
-from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.runtime.ranks.collectives import gather_from_ranks
 from gigl_loader.source.remote_dataset import ABLPInputNodes
 from gigl_loader.testing import run_ranks
 

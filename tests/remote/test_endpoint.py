@@ -18,13 +18,13 @@ from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.commands import status
 from gigl_loader.errors import PeerError, ServerDiedError
 from gigl_loader.graph_store import init_storage_process, run_storage_server
+from gigl_loader.runtime.transport import EndReason, Security, listener
+from gigl_loader.runtime.transport.security import TOKEN_VARIABLE
+from gigl_loader.runtime.transport.stream import pack
 from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import wait_until
-from gigl_loader.transport import EndReason, Security, listener
-from gigl_loader.transport.security import TOKEN_VARIABLE
-from gigl_loader.transport.stream import pack
 from gigl_loader.wire.membership import Join, News, Role, WaitReport
 
 pytestmark = pytest.mark.multiprocess

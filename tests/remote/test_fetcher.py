@@ -9,8 +9,8 @@ import pytest
 from gigl_loader.client.batch_fetcher import BatchFetcher
 from gigl_loader.errors import PeerError, ServerDiedError
 from gigl_loader.memory.leases import BufferPool
-from gigl_loader.memory.same_host import Region
 from gigl_loader.message import Attempt, BatchTicket
+from gigl_loader.runtime.memory.same_host import Region
 from gigl_loader.testing import wait_until
 from gigl_loader.wire.requests import BatchMessage, FetchAnswer
 from gigl_loader.workers.schedule import BatchStream

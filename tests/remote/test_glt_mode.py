@@ -14,7 +14,7 @@ from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.glt.loaders import by_server
 from gigl_loader.glt.sampler import RemoteNodePathSamplerInput, RemoteNodeSplitSamplerInput
 from gigl_loader.glt.typing import Split
-from gigl_loader.ranks import end_group
+from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.testing import TinyGraph, batch_tensors, check_same_batches
 
 pytestmark = pytest.mark.multiprocess

@@ -53,7 +53,7 @@ from gigl_loader.options import (
     may_be_one_machine,
     reads_same_memory,
 )
-from gigl_loader.ranks import end_group
+from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.server.service import StorageService
 from gigl_loader.testing import (

@@ -49,12 +49,12 @@ from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import SourceOptions
+from gigl_loader.runtime.transport import Caller, Security
 from gigl_loader.server.leader import LeaderLink
 from gigl_loader.server.server_rendezvous import Gather, Gathered
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
-from gigl_loader.transport import Caller, Security
 from gigl_loader.wire.membership import Join, News, Role, Watch, check_same
 from gigl_loader.wire.requests import (
     EpochRequest,

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ConfigError, PeerError
+from gigl_loader.runtime.transport import EndReason
 from gigl_loader.server.jobs import (
     KILLED_GRACE_S,
     SILENT_GRACE_S,
@@ -19,7 +20,6 @@ from gigl_loader.server.jobs import (
     Member,
     Visits,
 )
-from gigl_loader.transport import EndReason
 from gigl_loader.wire.membership import Join, Role
 
 

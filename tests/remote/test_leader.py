@@ -15,9 +15,9 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ServerDiedError,
 )
+from gigl_loader.runtime.transport import EndReason, Security
 from gigl_loader.server.leader import LeaderLink
 from gigl_loader.testing import wait_until
-from gigl_loader.transport import EndReason, Security
 from gigl_loader.wire.membership import Join, News, Role, Watch
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from gigl_loader.message import Attempt
+from gigl_loader.runtime.transport import Peer
 from gigl_loader.server.batch_sender import BatchSender
-from gigl_loader.transport import Peer
 from gigl_loader.wire.requests import FetchRequest, GiveBack
 
 

@@ -11,7 +11,7 @@ from torch.distributed.run import get_args_parser
 
 from gigl_loader.commands import status
 from gigl_loader.commands.storage import parse_serve
-from gigl_loader.transport.security import TLS_DIR_VARIABLE
+from gigl_loader.runtime.transport.security import TLS_DIR_VARIABLE
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which the dev extra installs")
 kubernetes_validate = pytest.importorskip(

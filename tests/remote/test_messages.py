@@ -17,7 +17,7 @@ from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import KHopNeighborSamplerOptions, SourceOptions
-from gigl_loader.transport.codec import decode, encode, read_header
+from gigl_loader.runtime.transport.codec import decode, encode, read_header
 from gigl_loader.wire import calls, requests
 from gigl_loader.wire.calls import SchemaMessage
 from gigl_loader.wire.requests import EpochRequest, ProducerRequest, Runs

@@ -24,7 +24,9 @@ from support.conditions import SetConstants
 
 from gigl_loader import ConfigError
 from gigl_loader.loader.epoch import LoaderStats
-from gigl_loader.logs import WhereFilter, answering, know
+from gigl_loader.runtime.logs import WhereFilter, answering, know
+from gigl_loader.runtime.transport import Security
+from gigl_loader.runtime.transport.certs import make_folder
 from gigl_loader.server.metrics import (
     COUNTERS,
     GAUGES,
@@ -33,8 +35,6 @@ from gigl_loader.server.metrics import (
     _JobCounts,
     metric_name,
 )
-from gigl_loader.transport import Security
-from gigl_loader.transport.certs import make_folder
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "examples" / "graph_store" / "dashboard.json"

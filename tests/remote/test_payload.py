@@ -13,7 +13,7 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.leases import BufferPool
 from gigl_loader.memory.slots import layout_of, write_fields
 from gigl_loader.message import BatchTicket, Field
-from gigl_loader.transport import codec
+from gigl_loader.runtime.transport import codec
 from gigl_loader.wire.payload import pack_batch, unpack_batch, wire_bytes
 from gigl_loader.wire.requests import BatchMessage
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gigl_loader.client.row_requests import RowRequests
 from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, ServerDiedError
+from gigl_loader.runtime.transport.codec import IncomingArray
 from gigl_loader.sampler.packing import PackedInts
 from gigl_loader.sampler.plan import RowsRequest
-from gigl_loader.transport.codec import IncomingArray
 from gigl_loader.wire.requests import RowBook
 
 TABLE = np.array([2, 0, 1, 1, 2, 0, 2, 2, 1, 0], np.int64)

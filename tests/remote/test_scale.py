@@ -26,7 +26,7 @@ from gigl_loader.graph_store import (
     shutdown_compute_process,
 )
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.transport import certs
+from gigl_loader.runtime.transport import certs
 
 pytestmark = pytest.mark.multiprocess
 

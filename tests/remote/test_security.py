@@ -8,8 +8,8 @@ from gigl_loader import CustomSamplerOptions, FeatureStoreOptions
 from gigl_loader.errors import ConfigError, JoinRefusedError, ProtocolError
 from gigl_loader.graph_store import init_storage_process
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.transport import Caller, Mode, Security, certs
-from gigl_loader.transport.security import (
+from gigl_loader.runtime.transport import Caller, Mode, Security, certs
+from gigl_loader.runtime.transport.security import (
     INSECURE_VARIABLE,
     TLS_DIR_VARIABLE,
     TOKEN_VARIABLE,

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from gigl_loader.memory.leases import Packed
-from gigl_loader.memory.same_host import Region
 from gigl_loader.message import BatchTicket, Received
+from gigl_loader.runtime.memory.same_host import Region
+from gigl_loader.runtime.transport import Peer
 from gigl_loader.server.batch_sender import BatchSender
-from gigl_loader.transport import Peer
 from gigl_loader.wire.payload import unpack_batch
 from gigl_loader.wire.requests import FetchAnswer, FetchRequest, GiveBack
 

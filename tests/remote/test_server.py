@@ -13,13 +13,13 @@ from support.scripts import run_python
 
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import init_storage_process
-from gigl_loader.server.storage_process import StorageProcess
-from gigl_loader.transport import EndReason, certs
-from gigl_loader.transport.security import (
+from gigl_loader.runtime.transport import EndReason, certs
+from gigl_loader.runtime.transport.security import (
     INSECURE_VARIABLE,
     TLS_DIR_VARIABLE,
     TOKEN_VARIABLE,
 )
+from gigl_loader.server.storage_process import StorageProcess
 
 # --- before it listens ----------------------------------------------------------------------------
 

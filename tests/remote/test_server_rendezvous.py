@@ -129,7 +129,7 @@ class _Reply:
 
 
 class _Caller:
-    """Asks a table as `gigl_loader.transport.Caller` asks that of another machine."""
+    """Asks a table as `gigl_loader.runtime.transport.Caller` asks that of another machine."""
 
     def __init__(self, table: RendezvousTable) -> None:
         self._table, self.closed, self.incarnation = table, False, 1

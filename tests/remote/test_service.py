@@ -16,8 +16,8 @@ from gigl_loader.errors import FileChangedError, ProtocolError, UsageError
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import Attempt
 from gigl_loader.options import SourceOptions
+from gigl_loader.runtime.transport.failures import describe, rebuild
 from gigl_loader.server.service import StorageService
-from gigl_loader.transport.failures import describe, rebuild
 from gigl_loader.wire.batch_shares import share_of_batches
 from gigl_loader.wire.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
 

@@ -37,12 +37,12 @@ from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.commands import status, stop_job
 from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError
 from gigl_loader.graph_store import RemoteReceivingChannel
+from gigl_loader.runtime.transport import EndReason, Security
+from gigl_loader.runtime.transport.shares import ByteShares, Sending
 from gigl_loader.server.jobs import JobId
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import batch_digest, wait_until
-from gigl_loader.transport import EndReason, Security
-from gigl_loader.transport.shares import ByteShares, Sending
 from gigl_loader.workers.pool import process_state
 
 pytestmark = pytest.mark.multiprocess

@@ -18,7 +18,7 @@ from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.client.absences import Absences
 from gigl_loader.client.client import current_cluster
 from gigl_loader.graph_store import DistServer, request_server
-from gigl_loader.processes import ForkedProcess
+from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.testing import batch_tensors, wait_until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]

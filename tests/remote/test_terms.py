@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from gigl_loader.client.producers import Outcome, Proposal, agree_on_terms, merge_outcomes
 from gigl_loader.options import SourceOptions
+from gigl_loader.runtime.transport.failures import Failure, describe
 from gigl_loader.seeds import SeedSummary
-from gigl_loader.transport.failures import Failure, describe
 from gigl_loader.wire.requests import ByServer
 
 

@@ -13,7 +13,7 @@ from support.glt import NodeSamplerInput, RangePartitionBook, RemoteDistSampling
 from gigl_loader import CustomSamplerOptions, FeatureInfo
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.options import KHopNeighborSamplerOptions
-from gigl_loader.transport.codec import decode, encode, read_header
+from gigl_loader.runtime.transport.codec import decode, encode, read_header
 from gigl_loader.wire import calls
 from gigl_loader.wire.calls import (
     BookMessage,

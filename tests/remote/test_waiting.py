@@ -15,10 +15,10 @@ from gigl_loader.client.storage_cluster import Cluster
 from gigl_loader.commands import status
 from gigl_loader.commands.storage import parse_serve
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerTimeoutError, ServerDiedError
+from gigl_loader.runtime.transport import Security
 from gigl_loader.server.service import StorageService
 from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import free_port, wait_until
-from gigl_loader.transport import Security
 
 pytestmark = pytest.mark.waits
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.view import Owner
-from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.rowcache import kernels as kernels
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.tables import RowTable
+from gigl_loader.runtime.memory.segments import array_in, nbytes_of
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.testing import TinyGraph
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerTimeoutError
-from gigl_loader.memory import mutex
 from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.runtime.memory import mutex
 
 
 def _optimum(batches: list[np.ndarray], capacity: int) -> int:

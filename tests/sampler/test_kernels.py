@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.compiled import mix
+from gigl_loader.runtime.compiled import mix
 from gigl_loader.sampler import sampling_kernels as kernels
 from gigl_loader.sampler import tree_kernels, weighted_kernels
 

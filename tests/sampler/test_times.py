@@ -17,6 +17,7 @@ from gigl_loader.dataset.view import earlier, keys_of
 from gigl_loader.errors import ProtocolError
 from gigl_loader.message import EDGE_TARGETS, SEED_TIME, BatchTicket
 from gigl_loader.options import ExpansionOptions
+from gigl_loader.runtime.transport import codec
 from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.packing import PackedInts
@@ -30,7 +31,6 @@ from gigl_loader.testing import (
     check_same_batches,
     sample_message,
 )
-from gigl_loader.transport import codec
 
 TIME = "when"
 

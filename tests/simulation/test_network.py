@@ -10,7 +10,7 @@ from support.simulation.network import Link, SimulatedNetwork
 from support.simulation.world import Process, World
 
 from gigl_loader.errors import PeerLostError, PeerTimeoutError
-from gigl_loader.transport import EndReason, Method, Peer, Security
+from gigl_loader.runtime.transport import EndReason, Method, Peer, Security
 
 SERVER, LATENCY_S, BYTES_PER_S = ("10.0.0.1", 700), 0.5, 1000.0
 

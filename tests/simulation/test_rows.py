@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.simulation import RowLaw
 from support.simulation.rows import KEY, are_right, packed
 
-from gigl_loader.memory.segments import align
 from gigl_loader.message import BATCH, NODE, ROWS
+from gigl_loader.runtime.memory.segments import align
 
 
 @given(st.integers(0, 2**40), st.integers(1, 500), st.integers(1, 200), st.floats(1.0, 6.0))

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.processes import ForkedProcess
+from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.workers import pipe
 from support import scripts, zygote
 

@@ -3,7 +3,7 @@
 Whether they are GLT's own or ours is the package's choice; tests of a feature hold for both.
 """
 
-from gigl_loader._glt import (
+from gigl_loader.runtime.glt_classes import (
     CollocatedDistSamplingWorkerOptions,
     DistDataset,
     Graph,

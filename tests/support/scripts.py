@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.processes import ForkedProcess
+from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.testing import free_port
 from support import zygote
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.processes import ForkedProcess
-from gigl_loader.system import read_stat
+from gigl_loader.runtime.processes import ForkedProcess
+from gigl_loader.runtime.system import read_stat
 from gigl_loader.testing import Footprint, wait_until
 from gigl_loader.workers import pool
 from gigl_loader.workers.pool import process_state

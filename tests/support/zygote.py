@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker, util
 from typing import Any
 
-from gigl_loader import processes, system
 from gigl_loader.errors import ProtocolError
+from gigl_loader.runtime import processes, system
 from gigl_loader.workers import pipe, pool
 from support.huge_pages import move_into_huge_pages
 

@@ -20,7 +20,7 @@ from gigl_loader.dataset.partition_graph import partition_graph
 from gigl_loader.dataset.schema import COMMUNITY
 from gigl_loader.errors import ConfigError
 from gigl_loader.inference.local_graph import local_graph
-from gigl_loader.ranks import RankExchange
+from gigl_loader.runtime.ranks.collectives import RankExchange
 from gigl_loader.tables.communities import CommunityCut
 from gigl_loader.tables.partition_tables import partition_tables
 from gigl_loader.tables.resumable import ResumableJob

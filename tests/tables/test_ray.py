@@ -13,7 +13,7 @@ from support.executable import forked_ray
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError
-from gigl_loader.sizes import parse_size
+from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.tables import resumable
 
 pytestmark = pytest.mark.multiprocess

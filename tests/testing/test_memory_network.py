@@ -12,8 +12,8 @@ from gigl_loader.errors import (
     ProtocolError,
     RemoteError,
 )
+from gigl_loader.runtime.transport import EndReason, Method, Peer, Security
 from gigl_loader.testing import Clock, MemoryNetwork
-from gigl_loader.transport import EndReason, Method, Peer, Security
 
 HERE = ("store", 1000)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from gigl_loader import ResourceError
-from gigl_loader.processes import ForkedProcess
+from gigl_loader.runtime.processes import ForkedProcess
+from gigl_loader.runtime.transport import sockets
 from gigl_loader.testing import free_port
-from gigl_loader.transport import sockets
 
 
 def test_a_free_port_can_be_bound_and_is_not_one_that_the_system_hands_out() -> None:

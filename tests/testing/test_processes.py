@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from gigl_loader.processes import ForkedProcess
+from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.testing import Footprint, RankFailed, run_ranks
 
 pytestmark = pytest.mark.multiprocess
@@ -81,7 +81,7 @@ def test_a_forked_process_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
 _SCRIPT = """
 import sys
-from gigl_loader import processes
+from gigl_loader.runtime import processes
 
 processes.PRELOADED = ()  # the imports take their time, and change nothing here
 process = processes.ForkedProcess(target=print)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.memory import segments
 from gigl_loader.memory.leases import ShmChannel
 from gigl_loader.memory.slots import Slot, SlotWriter
 from gigl_loader.options import SourceOptions
+from gigl_loader.runtime.memory import segments
 from gigl_loader.testing import as_worker_gets
 from gigl_loader.workers import pipe
 from gigl_loader.workers.pipe import WorkerSetup

@@ -18,11 +18,11 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions, SourceOptions
 from gigl_loader.rowcache.machine import name_of_rows
+from gigl_loader.runtime.transport import Mode, Security
 from gigl_loader.source import start_turns
 from gigl_loader.source.sampled_input import make_plan
 from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
 from gigl_loader.testing import TinyGraph
-from gigl_loader.transport import Mode, Security
 from gigl_loader.workers import agreement, pipe
 from gigl_loader.workers.agreement import Agreement
 from gigl_loader.workers.rendezvous import StoreRendezvous

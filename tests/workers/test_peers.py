@@ -21,11 +21,11 @@ from gigl_loader.errors import (
     ProtocolError,
     WorkerDiedError,
 )
+from gigl_loader.runtime.transport import SILENCE_S, Security, sockets
 from gigl_loader.sampler import reader
 from gigl_loader.sampler.plan import Draw, DrawRequest, RowsRequest
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
-from gigl_loader.transport import SILENCE_S, Security, sockets
 from gigl_loader.workers.peers import (
     Access,
     LostWorkerAnswers,

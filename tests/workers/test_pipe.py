@@ -13,7 +13,7 @@ import torch
 from support.conditions import no_descriptors_but
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.memory import segments, tensors
+from gigl_loader.runtime.memory import segments, tensors
 from gigl_loader.testing import open_files
 from gigl_loader.workers import pipe
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import UsageError, WorkerDiedError
-from gigl_loader.memory import tensors
+from gigl_loader.runtime.memory import tensors
 from gigl_loader.workers import pipe
 from gigl_loader.workers import pool as pool_module
 from gigl_loader.workers.pool import WorkerEvent, WorkerPool, process_state

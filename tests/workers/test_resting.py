@@ -28,8 +28,8 @@ from gigl_loader import (
     partition_graph,
     release_workers,
 )
-from gigl_loader.processes import ForkedProcess
-from gigl_loader.system import descendants
+from gigl_loader.runtime.processes import ForkedProcess
+from gigl_loader.runtime.system import descendants
 from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until, worker_pid
 from gigl_loader.workers import pool, resting
 from gigl_loader.workers.pool import process_state

@@ -15,7 +15,6 @@ import pytest
 import torch
 from fake_workers import make_producer
 
-from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.leases import ShmChannel
 from gigl_loader.memory.slots import Written
 from gigl_loader.message import (
@@ -27,10 +26,11 @@ from gigl_loader.message import (
     Attempt,
     BatchTicket,
 )
+from gigl_loader.runtime.memory import segments, tensors
+from gigl_loader.runtime.transport import Security, sockets
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import TinyGraph
-from gigl_loader.transport import Security, sockets
 from gigl_loader.workers import pipe
 from gigl_loader.workers import worker as module
 from gigl_loader.workers.peers import Access

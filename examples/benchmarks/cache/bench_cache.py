@@ -21,12 +21,12 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset
-from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.message import EDGE_INDEX, NODE, BatchTicket
 from gigl_loader.options import CacheOptions
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
 from gigl_loader.rowcache.tables import RowTable
+from gigl_loader.runtime.memory.segments import array_in, nbytes_of
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.packing import PackedInts, PackedRuns
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan

@@ -49,7 +49,7 @@ from gigl_loader import (
     partition_graph,
     partition_tables,
 )
-from gigl_loader.memory import read_ahead
+from gigl_loader.runtime.memory import read_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cache"))
 

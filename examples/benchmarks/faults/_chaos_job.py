@@ -20,9 +20,9 @@ from _chaos_plan import ALONE, Fault, Plan, undisturbed
 from _cluster import HOST, Job, Store, children_of, end, workers_below
 from _machines import ADDRESSES, Link, Machines
 
-from gigl_loader.system import IGNORED
+from gigl_loader.runtime.system import IGNORED
+from gigl_loader.runtime.transport.certs import make_folder, token
 from gigl_loader.testing import Footprint, wait_until
-from gigl_loader.transport.certs import make_folder, token
 
 TRAINER, START = (Path(__file__).with_name(f"_chaos_{name}.py") for name in ("train", "start"))
 AWAY_S = 600.0

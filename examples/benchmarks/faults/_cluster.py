@@ -17,8 +17,8 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import partition_graph
+from gigl_loader.runtime.transport import free_port
 from gigl_loader.testing import wait_until
-from gigl_loader.transport import free_port
 
 HOST = "127.0.0.1"
 TRAINER = Path(__file__).with_name("_train.py")

@@ -25,7 +25,7 @@ import matplotlib as mpl
 from _cluster import HOST, Job, Store, write_graph
 from prometheus_client.parser import text_string_to_metric_families
 
-from gigl_loader.transport import free_port
+from gigl_loader.runtime.transport import free_port
 
 BOARD = Path(__file__).parents[2] / "graph_store" / "dashboard.json"
 WINDOW_S = 8.0

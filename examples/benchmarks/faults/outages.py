@@ -20,7 +20,7 @@ from pathlib import Path
 from _cluster import Job, Store, write_graph
 from _machines import Link, Machines
 
-from gigl_loader.transport.certs import token
+from gigl_loader.runtime.transport.certs import token
 
 
 @dataclass(frozen=True)

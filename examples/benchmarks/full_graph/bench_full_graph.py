@@ -27,7 +27,7 @@ from gigl_loader import (
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.inference.layers import ChunkReader, LayerInputs
 from gigl_loader.inference.sources import PartitionGraph
-from gigl_loader.ranks import RankExchange
+from gigl_loader.runtime.ranks.collectives import RankExchange
 
 RANKS = 2
 WAYS = ("ranks", "pyg", "sampling")

@@ -30,6 +30,7 @@ from torch_geometric.data import Data
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset, partition_graph
 from gigl_loader.commands import infer
 from gigl_loader.graph_store import init_compute_process, shutdown_compute_process
+from gigl_loader.runtime.transport import free_port
 from gigl_loader.testing import wait_until
 from gigl_loader.testing.local_processes import (
     Processes,
@@ -37,7 +38,6 @@ from gigl_loader.testing.local_processes import (
     serve,
     store_info,
 )
-from gigl_loader.transport import free_port
 
 SERVERS = 2
 DEGREE, WIDTH = 15, 100

@@ -22,7 +22,7 @@ from outage import BYTES, BYTES_PER_S, outage
 from service import SECURITIES, Answer, question
 
 from gigl_loader.errors import PeerLostError
-from gigl_loader.transport import SILENCE_S, Caller
+from gigl_loader.runtime.transport import SILENCE_S, Caller
 
 Line = tuple[str, float, float, str]
 """What was done, what it took, its bar, the unit."""

@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 
 import bench_transport
 
-from gigl_loader.transport import Caller, Security
-from gigl_loader.transport.certs import token
-from gigl_loader.transport.handshake import join
-from gigl_loader.transport.stream import FrameKind, Stream, drive, pack
+from gigl_loader.runtime.transport import Caller, Security
+from gigl_loader.runtime.transport.certs import token
+from gigl_loader.runtime.transport.handshake import join
+from gigl_loader.runtime.transport.stream import FrameKind, Stream, drive, pack
 
 AT_ONCE = 1 << 20
 """Bytes that one call drops."""

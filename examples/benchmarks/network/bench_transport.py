@@ -1,4 +1,4 @@
-"""Throughput, CPU time and latency of `gigl_loader.transport` between two processes of one machine.
+"""Throughput, CPU time and latency of our transport between two processes of one machine.
 
 Batches of 35 MB, four questions ahead, received into the caller's own memory; questions of 120 KB
 with answers of 720 KB, one at a time. Plain and encrypted rounds alternate; medians are printed.
@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from gigl_loader.transport import Caller, Listener, Method, Security
-from gigl_loader.transport.certs import token
-from gigl_loader.transport.reply import Reply
+from gigl_loader.runtime.transport import Caller, Listener, Method, Security
+from gigl_loader.runtime.transport.certs import token
+from gigl_loader.runtime.transport.reply import Reply
 
 BATCH_BYTES = 35_000_000
 AHEAD = 4

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "transport"))
 from hostile import fuzz_caller, fuzz_listener
 from service import Answer, Service, question
 
-from gigl_loader.transport import Caller, Security
+from gigl_loader.runtime.transport import Caller, Security
 
 
 def held() -> dict[str, int]:

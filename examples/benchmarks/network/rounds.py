@@ -16,8 +16,8 @@ from bench_machines import FANOUTS
 
 from gigl_loader import DistDataset
 from gigl_loader.dataset.disk import count_partitions
-from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.message import BatchTicket
+from gigl_loader.runtime.memory.segments import array_in, nbytes_of
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.sampler.row_exchange import LaterPeers

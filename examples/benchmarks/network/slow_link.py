@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gigl_loader.transport import Caller, Listener, Method, Security
-from gigl_loader.transport.certs import token
+from gigl_loader.runtime.transport import Caller, Listener, Method, Security
+from gigl_loader.runtime.transport.certs import token
 
 TOKEN_VARIABLE = "SLOW_LINK_TOKEN"
 HERE, THERE = "198.18.78.1", "198.18.78.2"

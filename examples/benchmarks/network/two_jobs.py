@@ -19,8 +19,8 @@ import numpy as np
 from slow_link import THERE, TOKEN_VARIABLE, Rows, security_of, slow_namespace
 
 from gigl_loader.errors import GiglLoaderError
-from gigl_loader.transport import Caller, Listener, Method
-from gigl_loader.transport.certs import token
+from gigl_loader.runtime.transport import Caller, Listener, Method
+from gigl_loader.runtime.transport.certs import token
 
 AHEAD = 4
 lock = threading.Lock()

@@ -47,6 +47,7 @@ from gigl_loader.loader.world import WorldShare, check_same_start
 from gigl_loader.message import BATCH, Attempt
 from gigl_loader.options import CacheOptions, SourceOptions
 from gigl_loader.rowcache import tables as tables
+from gigl_loader.runtime.transport import Security
 from gigl_loader.server import (
     batch_sender,
     leader,
@@ -63,7 +64,6 @@ from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.source import sampled_input, start_turns
 from gigl_loader.source.start_turns import WorkerTurns
 from gigl_loader.testing import TinyGraph
-from gigl_loader.transport import Security
 from gigl_loader.wire import membership
 from gigl_loader.wire.signatures import DistServer
 from gigl_loader.workers import agreement, producer, recovery, tasks

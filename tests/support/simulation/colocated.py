@@ -13,8 +13,8 @@ from typing import Any
 
 from gigl_loader.options import SourceOptions
 from gigl_loader.rowcache.tables import RowTables
+from gigl_loader.runtime.transport import Security
 from gigl_loader.testing import TinyGraph
-from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, rendezvous
 from gigl_loader.workers.agreement import Agreement
 from gigl_loader.workers.rendezvous import StoreRendezvous

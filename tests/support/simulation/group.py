@@ -52,7 +52,7 @@ class SimulatedGroup:
         self._meet(b"", lambda _: b"")
 
     def gather_from_ranks(self, value: Any, world_size: int, kind: Any) -> list[Any]:
-        """Stand in for `gigl_loader.ranks.gather_from_ranks`."""
+        """Stand in for `gigl_loader.runtime.ranks.collectives.gather_from_ranks`."""
         if world_size == 1:
             return [value]
         data = msgspec.msgpack.encode(value)
@@ -66,7 +66,7 @@ class SimulatedGroup:
         self, value: Any, world_size: int, kind: Any, decide: Callable[[list[Any]], Any],
         outcome_kind: Any,
     ) -> Any:  # fmt: skip
-        """Stand in for `gigl_loader.ranks.decide_with_ranks`."""
+        """Stand in for `gigl_loader.runtime.ranks.collectives.decide_with_ranks`."""
         if world_size == 1:
             return decide([value])
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gigl_loader.errors import JoinRefusedError, PeerLostError, PeerTimeoutError
+from gigl_loader.runtime.transport import EndReason, Method, Security
 from gigl_loader.testing.memory_network import (
     MemoryCaller,
     MemoryListener,
     MemoryNetwork,
     MemoryReply,
 )
-from gigl_loader.transport import EndReason, Method, Security
 from gigl_loader.wire.requests import FetchAnswer
 from support.simulation.world import SimulatedEvent, World
 

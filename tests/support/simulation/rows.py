@@ -22,13 +22,13 @@ import numpy as np
 from gigl_loader.client.row_requests import PendingRows, RowRequests
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.errors import PeerLostError
-from gigl_loader.memory.segments import Array, align
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import BATCH, NODE, ROWS
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.look_ahead import DrawnAhead
+from gigl_loader.runtime.memory.segments import Array, align
+from gigl_loader.runtime.transport import EndReason
 from gigl_loader.sampler.plan import RowsRequest
-from gigl_loader.transport import EndReason
 from gigl_loader.wire.requests import RowBook
 from support.simulation.world import SimFuture
 

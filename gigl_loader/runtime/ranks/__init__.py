@@ -1,0 +1,1 @@
+"""Values and rows that the ranks of a job exchange."""
