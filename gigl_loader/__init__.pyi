@@ -68,14 +68,14 @@ from gigl_loader.options import KHopNeighborSamplerOptions as KHopNeighborSample
 from gigl_loader.options import PPRSamplerOptions as PPRSamplerOptions
 from gigl_loader.options import SamplerOptions as SamplerOptions
 from gigl_loader.runtime.memory.segments import SharedMemoryError as SharedMemoryError
+from gigl_loader.runtime.ranks.for_scripts import on_all_ranks as on_all_ranks
+from gigl_loader.runtime.ranks.for_scripts import shared_folder as shared_folder
+from gigl_loader.runtime.ranks.for_scripts import sum_over_ranks as sum_over_ranks
 from gigl_loader.source.node_input import NodeSamplerInput as NodeSamplerInput
 from gigl_loader.source.remote_dataset import ABLPInputNodes as ABLPInputNodes
 from gigl_loader.tables.partition_tables import partition_tables as partition_tables
 from gigl_loader.tables.spec import EdgeTable as EdgeTable
 from gigl_loader.tables.spec import NodeTable as NodeTable
-from gigl_loader.utils import on_all_ranks as on_all_ranks
-from gigl_loader.utils import shared_folder as shared_folder
-from gigl_loader.utils import sum_over_ranks as sum_over_ranks
 from gigl_loader.wire.info import GraphStoreInfo as GraphStoreInfo
 from gigl_loader.workers.producer import DistSamplingProducer as DistSamplingProducer
 from gigl_loader.workers.resting import release_workers as release_workers

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import gigl_loader
-from gigl_loader import graph_store, testing, utils
+from gigl_loader import graph_store, testing
+from gigl_loader.compat import utils
 
 PACKAGES = (gigl_loader, graph_store, testing, utils)
 

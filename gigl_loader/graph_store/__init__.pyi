@@ -5,11 +5,11 @@ from gigl_loader.client.client import init_compute_process as init_compute_proce
 from gigl_loader.client.client import request_server as request_server
 from gigl_loader.client.client import shutdown_compute_process as shutdown_compute_process
 from gigl_loader.client.receiving_channel import RemoteReceivingChannel as RemoteReceivingChannel
+from gigl_loader.compat.utils import get_graph_store_info as get_graph_store_info
 from gigl_loader.graph_store.storage_dataset import (
     build_storage_dataset as build_storage_dataset,
 )
 from gigl_loader.server.storage_process import StorageProcess as StorageProcess
 from gigl_loader.server.storage_process import init_storage_process as init_storage_process
 from gigl_loader.server.storage_process import run_storage_server as run_storage_server
-from gigl_loader.utils import get_graph_store_info as get_graph_store_info
 from gigl_loader.wire.signatures import DistServer as DistServer

@@ -1,0 +1,5 @@
+"""A name of another library; importing it says what takes its place."""
+
+from gigl_loader.compat.names import refuse
+
+refuse(__name__)

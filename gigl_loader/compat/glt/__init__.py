@@ -1,0 +1,10 @@
+"""graphlearn-torch's interface over these loaders: ``import gigl_loader.glt as glt``.
+
+A thin layer, for scripts that are written for graphlearn-torch: in `gigl_loader.glt.distributed`
+they find datasets, loaders, and its server-client mode over a graph store. It needs no
+graphlearn-torch.
+"""
+
+from gigl_loader.compat.glt import distributed, sampler, typing
+
+__all__ = ["distributed", "sampler", "typing"]

@@ -1,0 +1,9 @@
+"""GiGL's ``gigl.distributed.base_dist_loader``."""
+
+from gigl_loader import BaseDistLoader, DistributedRuntimeInfo
+from gigl_loader.compat.names import advise
+from gigl_loader.loader.job_ranks import DEFAULT_NUM_CPU_THREADS
+
+__all__ = ["DEFAULT_NUM_CPU_THREADS", "BaseDistLoader", "DistributedRuntimeInfo"]
+
+__getattr__ = advise("gigl_loader.base_dist_loader")

@@ -1,0 +1,8 @@
+"""GiGL's ``gigl.distributed.dist_context``."""
+
+from gigl_loader import DistributedContext
+from gigl_loader.compat.names import advise
+
+__all__ = ["DistributedContext"]
+
+__getattr__ = advise("gigl_loader.dist_context")

@@ -1,0 +1,8 @@
+"""GiGL's ``gigl.distributed.distributed_neighborloader``."""
+
+from gigl_loader import DistNeighborLoader
+from gigl_loader.compat.names import advise
+
+__all__ = ["DistNeighborLoader"]
+
+__getattr__ = advise("gigl_loader.distributed_neighborloader")

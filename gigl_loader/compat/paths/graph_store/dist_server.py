@@ -1,0 +1,8 @@
+"""GiGL's ``gigl.distributed.graph_store.dist_server``."""
+
+from gigl_loader.compat.names import advise
+from gigl_loader.graph_store import DistServer
+
+__all__ = ["DistServer"]
+
+__getattr__ = advise("gigl_loader.graph_store.dist_server")

@@ -1,0 +1,8 @@
+"""GiGL's ``gigl.distributed.graph_store.remote_channel``."""
+
+from gigl_loader.compat.names import advise
+from gigl_loader.graph_store import RemoteReceivingChannel
+
+__all__ = ["RemoteReceivingChannel"]
+
+__getattr__ = advise("gigl_loader.graph_store.remote_channel")

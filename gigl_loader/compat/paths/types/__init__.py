@@ -1,0 +1,1 @@
+"""GiGL's ``gigl.types``."""

@@ -1,0 +1,8 @@
+"""GiGL's ``gigl.distributed.utils.device``."""
+
+from gigl_loader.compat.names import advise
+from gigl_loader.compat.utils import get_available_device
+
+__all__ = ["get_available_device"]
+
+__getattr__ = advise("gigl_loader.utils.device")
