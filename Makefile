@@ -37,7 +37,7 @@ demo demo-graph-store demo-links: export EXTRAS = examples
 docs: export EXTRAS = dev,docs,examples,metis,objects,ray,tables
 # a numba cache of its own: another release's in the checkout would be thrown away, and this one's by it
 OLDEST = NUMBA_CACHE_DIR=$(CURDIR)/.venv-oldest/numba VENV=.venv-oldest CONSTRAINTS=.ci/constraints-oldest.txt EXTRAS=metis,test .ci/in-venv python3.11
-SEAMS = tests/test_init.py tests/runtime/glt_classes tests/dataset tests/sampler tests/collate tests/pyg tests/runtime/transport \
+SEAMS = tests/test_init.py tests/runtime/glt_classes tests/dataset tests/sampler tests/batch tests/pyg tests/runtime/transport \
   tests/loader/test_neighbor.py tests/loader/test_link.py tests/loader/test_ppr.py
 TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 SCRIPTS = .ci/in-venv .ci/find-python .ci/install .ci/run .ci/with-torch $(wildcard examples/slurm/*.sbatch)
@@ -91,7 +91,7 @@ test-all:
 	$(call CHECKED_AND_TESTED,--hypothesis-profile=all)
 
 test-tls:
-	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 6 tests/remote tests/link tests/loader $(ARGS)
+	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 6 tests/graph_store tests/loader/link tests/loader $(ARGS)
 
 test-modern:
 	$(MODERN) python -m pytest -n 6 $(ARGS)

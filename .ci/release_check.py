@@ -88,7 +88,11 @@ def faults_of(file: Path) -> Iterator[str]:
     names = names_in(file)
     # an sdist has all below one folder
     inner = names if file.suffix == ".whl" else [name.partition("/")[2] for name in names]
-    wanted = ["gigl_loader/__init__.py", "gigl_loader/py.typed", "gigl_loader/plan/costs.json"]
+    wanted = [
+        "gigl_loader/__init__.py",
+        "gigl_loader/py.typed",
+        "gigl_loader/commands/capacity/costs.json",
+    ]
     missing = [name for name in wanted if name not in inner]
     if not any(name.rpartition("/")[2] == "LICENSE" for name in inner):
         missing.append("LICENSE")

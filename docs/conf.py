@@ -88,11 +88,16 @@ nitpick_ignore_regex = [
     ),
 ]
 
-_PUBLIC = ("gigl_loader", "gigl_loader.graph_store", "gigl_loader.ray", "gigl_loader.testing")
+_PUBLIC = (
+    "gigl_loader",
+    "gigl_loader.graph_store",
+    "gigl_loader.graph_store.ray",
+    "gigl_loader.testing",
+)
 _PACKAGES = (
     *_PUBLIC,
     "gigl_loader.dataset.identity",
-    "gigl_loader.tables.spec",
+    "gigl_loader.partitioning.tables.spec",
     "gigl_loader.runtime.transport",
 )
 _SHORT = {

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gigl_loader.message import META, NODES_PER_HOP
+from gigl_loader.batch.message import META, NODES_PER_HOP
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field
 

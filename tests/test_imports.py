@@ -158,23 +158,26 @@ ONLY_IMPORTERS = {
     "graphlearn_torch": {"runtime/glt_classes/__init__.py"},
     "socket": {
         *(_path(file) for file in (PACKAGE / "runtime/transport").glob("*.py")),
-        "workers/pipe.py",  # a Unix pair that passes descriptors; multiprocessing has none whole
+        # a Unix pair that passes descriptors; multiprocessing has none whole
+        "sources/workers/pipe.py",
     },
     "pickle": {  # none of them reads what came over a network
         "commands/saved_graph.py",  # names an error of torch.load; reads nothing
-        "dataset/disk.py",  # directories in GLT's format, by a reader that knows tensors alone
-        "dataset/view_writer.py",  # the same, written
-        "loader/checkpoints.py",  # names an error of torch.load, which reads with weights_only
+        # directories in GLT's format, by a reader that knows tensors alone
+        "dataset/format/glt_files.py",
+        "dataset/format/view_writer.py",  # the same, written
+        # names an error of torch.load, which reads with weights_only
+        "loader/epochs/checkpoints.py",
         "runtime/memory/segments.py",  # between a process and the workers that it started
         "runtime/memory/tensors.py",
         "options.py",  # asks whether keywords can go to workers; reads nothing
-        "workers/pipe.py",
-        "workers/worker.py",
+        "sources/workers/pipe.py",
+        "sources/workers/worker.py",
     },
     "obstore": {"runtime/object_storage/object_folder.py"},  # an extra
-    "warp": {  # an extra: `device_kernels.kernels_for` does without it
-        "on_device/warp_kernels.py",
-        "on_device/warp_programs.py",
+    "warp": {  # an extra: `kernel_choice.kernels_for` does without it
+        "sampler/gpu/warp_kernels.py",
+        "sampler/gpu/warp_programs.py",
     },
     "torch.distributed.rpc": {
         # loads it before GLT does, so that it does not meet the stand-ins

@@ -14,8 +14,9 @@ import pytest
 from support import glt
 
 import gigl_loader
-from gigl_loader import errors, graph_store, ray
+from gigl_loader import errors, graph_store
 from gigl_loader.compat.names import ADVICE
+from gigl_loader.graph_store import ray
 
 utils = importlib.import_module("gigl_loader.utils")  # which type checkers do not see
 PACKAGES: tuple[ModuleType, ...] = (gigl_loader, graph_store, ray)
@@ -203,7 +204,7 @@ def test_using_glt_leaves_environment_logging_and_cuda_alone(
 
 def test_a_worker_starts_without_torch() -> None:
     """torch takes longer to import than all else that a worker does before its first batch."""
-    after = _in_a_fresh_process("import gigl_loader.workers.supervisor")
-    assert "gigl_loader.workers.worker" in after["modules"]
+    after = _in_a_fresh_process("import gigl_loader.sources.workers.supervisor")
+    assert "gigl_loader.sources.workers.worker" in after["modules"]
     assert not {"torch", "torch_geometric", "graphlearn_torch"} & set(after["roots"])
     assert after["same_environment"]

@@ -21,7 +21,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 RIGHT = {
     "gigl_loader/__init__.py": "",
     "gigl_loader/py.typed": "",
-    "gigl_loader/plan/costs.json": "{}",
+    "gigl_loader/commands/capacity/costs.json": "{}",
     "gigl_loader-0.1.0.dist-info/licenses/LICENSE": "",
     "gigl_loader-0.1.0.dist-info/METADATA": (
         f"Metadata-Version: 2.4\nName: gigl_loader\nVersion: {PROJECT['version']}\n"

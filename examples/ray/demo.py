@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, folder: Path) -> int:
     from _data import load_graph
 
     from gigl_loader import partition_graph
-    from gigl_loader.ray import start_graph_store
+    from gigl_loader.graph_store.ray import start_graph_store
 
     notes = args.notes or folder
     partition_graph(load_graph("digits", None), SERVERS, folder / "graph", progress=False)

@@ -1,1 +1,1 @@
-"""The verbs of `gigl-loader`, a module for each; `gigl_loader.cli` is the door."""
+"""The verbs of `gigl-loader`, a module for each; `gigl_loader.commands.cli` is the door."""

@@ -25,18 +25,22 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
-from gigl_loader.client.client import JOB_VARIABLE, join_cluster, shutdown_compute_process
-from gigl_loader.client.dataset import RemoteDistDataset
-from gigl_loader.commands.status import add_security, ask, host_and_port, security_of
-from gigl_loader.dataset import disk
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.dist_dataset import DistDataset
+from gigl_loader.dataset.format import glt_files
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
+from gigl_loader.graph_store.client.compute_process import (
+    JOB_VARIABLE,
+    join_cluster,
+    shutdown_compute_process,
+)
+from gigl_loader.graph_store.client.remote_dist_dataset import RemoteDistDataset
+from gigl_loader.graph_store.status import add_security, ask, host_and_port, security_of
+from gigl_loader.graph_store.wire.info import GraphStoreInfo, info_of_servers
 from gigl_loader.inference.layerwise import full_graph_inference
-from gigl_loader.loader.checkpoints import load_checkpoint
+from gigl_loader.loader.epochs.checkpoints import load_checkpoint
 from gigl_loader.runtime.object_storage.command_options import add_cache
 from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.runtime.transport import SILENCE_S, Security
-from gigl_loader.wire.info import GraphStoreInfo, info_of_servers
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -103,11 +107,11 @@ def main(argv: list[str] | None = None) -> int:
         if args.server is not None:
             _infer_from_store(args, model)
         elif _has_launcher():
-            num_partitions = disk.count_partitions(args.root, args.cache_dir)
+            num_partitions = glt_files.count_partitions(args.root, args.cache_dir)
             dist.init_process_group("gloo")
             _infer_from_partition(args, model, num_partitions)
         else:
-            _start_ranks(args, model, disk.count_partitions(args.root, args.cache_dir))
+            _start_ranks(args, model, glt_files.count_partitions(args.root, args.cache_dir))
     except (GiglLoaderError, ProcessRaisedException) as error:
         print(f"gigl-loader infer: {error}", file=sys.stderr)
         return exit_code(error)

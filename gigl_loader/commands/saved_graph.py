@@ -11,8 +11,8 @@ import torch_geometric.data.storage as storages
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 
-from gigl_loader.dataset.partition_graph import partition_graph
 from gigl_loader.errors import ConfigError, first_line
+from gigl_loader.partitioning.partition_graph import partition_graph
 
 # PyG allows its own classes from 2.6 on, and later versions more of them.
 _ALLOWED = [

@@ -9,7 +9,10 @@ import torch.distributed as dist
 
 from gigl_loader import GraphStoreInfo
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.loader.job_ranks import get_process_group_name, init_neighbor_loader_worker
+from gigl_loader.loader.deployment.job_ranks import (
+    get_process_group_name,
+    init_neighbor_loader_worker,
+)
 from gigl_loader.runtime.ranks.collectives import gather_from_ranks
 from gigl_loader.runtime.transport import free_ports, own_address
 

@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gigl_loader.dataset.partition.view import PartitionView
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     EdgeDir,
     NodeType,
     is_label_edge_type,
 )
-from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.runtime.ranks.collectives import RankExchange
 from gigl_loader.runtime.transport import own_address

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset import degrees
-from gigl_loader.dataset.adjacency import edges_of
-from gigl_loader.dataset.build import owned_ids
 from gigl_loader.dataset.by_type import Counts, EdgeInfo, NodeIds, NodeInfo, SplitIds
-from gigl_loader.dataset.checks import check_count, count_not_numbers
+from gigl_loader.dataset.format.mapped_reader import OriginalIds
+from gigl_loader.dataset.from_pyg.split_ids import names_of
 from gigl_loader.dataset.identity import GraphIdentity
-from gigl_loader.dataset.mapped_reader import OriginalIds
+from gigl_loader.dataset.partition.adjacency import edges_of
+from gigl_loader.dataset.partition.build import owned_ids
+from gigl_loader.dataset.partition.checks import check_count, count_not_numbers
+from gigl_loader.dataset.partition.view import PartitionView, Rows
 from gigl_loader.dataset.schema import (
     COMMUNITY,
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -31,8 +33,6 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
-from gigl_loader.dataset.split_ids import names_of
-from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError, UsageError, warn_user
 from gigl_loader.runtime.memory.segments import Array
 

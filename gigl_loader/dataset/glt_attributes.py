@@ -8,10 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.adjacency import canonical, is_canonical
-from gigl_loader.dataset.build import book_table, count_classes, make_rows, read_book
-from gigl_loader.dataset.checks import warn_not_carried
-from gigl_loader.dataset.partition_output import by_type
+from gigl_loader.dataset.partition.adjacency import canonical, is_canonical
+from gigl_loader.dataset.partition.build import book_table, count_classes, make_rows, read_book
+from gigl_loader.dataset.partition.checks import warn_not_carried
+from gigl_loader.dataset.partition.partition_output import by_type
+from gigl_loader.dataset.partition.view import (
+    Adjacency,
+    Book,
+    PartitionView,
+    Rows,
+    Splits,
+    WithSplits,
+)
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -24,7 +32,6 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
     is_labeled_homogeneous,
 )
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits, WithSplits
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.glt_classes import Feature, Graph, RangePartitionBook, Topology
 from gigl_loader.runtime.memory.tensors import share_tensor

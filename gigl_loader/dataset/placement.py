@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.view import PartitionView
+from gigl_loader.dataset.cache_options import CacheOptions
+from gigl_loader.dataset.partition.view import PartitionView
 from gigl_loader.errors import ConfigError, first_line
-from gigl_loader.options import CacheOptions
 from gigl_loader.runtime.memory.pinned import PinnedRange, pinned_tensors
 from gigl_loader.runtime.memory.tensors import each_tensor
 from gigl_loader.runtime.sizes import size_in_words
@@ -88,7 +88,7 @@ class Placement:
             )
         self.device, self.features, self.kernels, self.edges = device, features, kernels, edges
         self.all_edges: dict[Any, Any] = {}
-        """Edges of all ranks, for all loaders; see `in_process.all_edges`."""
+        """Edges of all ranks, for all loaders; see `sources.in_process.all_edges`."""
         self.cache = CacheOptions.of(cache, "cache")
         # before the copies: memory is unpinned before it is unmapped
         self._ranges: list[PinnedRange] = []

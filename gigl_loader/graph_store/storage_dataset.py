@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.object_storage.object_folder import is_url

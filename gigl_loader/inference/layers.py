@@ -21,11 +21,11 @@ from torch_geometric.nn import HeteroConv, MessagePassing
 from torch_geometric.nn.conv.hetero_conv import group
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from gigl_loader.dataset.adjacency import EdgeBlock
+from gigl_loader.dataset.partition.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.inference.graph_sources import GraphSource, OwnedRows, RowFetcher, RowSource
 from gigl_loader.inference.modules import Norm, check_model, is_normalized
-from gigl_loader.inference.sources import GraphSource, OwnedRows, RowFetcher, RowSource
 from gigl_loader.runtime.ranks.collectives import RankExchange
 from gigl_loader.runtime.user_functions import returned
 from gigl_loader.sampler.nodes import NodeLabels

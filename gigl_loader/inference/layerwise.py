@@ -15,11 +15,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gigl_loader.client.dataset import RemoteDistDataset
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.batch.device.prefetch import DevicePrefetcher
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
-from gigl_loader.device.prefetch import DevicePrefetcher
 from gigl_loader.errors import ConfigError
+from gigl_loader.graph_store.client.remote_dist_dataset import RemoteDistDataset
+from gigl_loader.inference.graph_sources import (
+    GraphSource,
+    KeptTensors,
+    OwnedRows,
+    PartitionGraph,
+    RowSource,
+    StoredGraph,
+)
 from gigl_loader.inference.layers import (
     Chunk,
     ChunkReader,
@@ -36,14 +44,6 @@ from gigl_loader.inference.results import (
     ToOriginal,
     check_parquet,
     model_digest,
-)
-from gigl_loader.inference.sources import (
-    GraphSource,
-    KeptTensors,
-    OwnedRows,
-    PartitionGraph,
-    RowSource,
-    StoredGraph,
 )
 from gigl_loader.inference.uploaded_layers import LayerUploads
 from gigl_loader.runtime.memory.tensors import dtype_name, dtype_named, each_tensor, give_back_freed

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.dataset.adjacency import all_edges
-from gigl_loader.dataset.build import owned_ids
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.identity import holders_of
-from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.lookup import RowLookup, widened
+from gigl_loader.dataset.partition.adjacency import all_edges
+from gigl_loader.dataset.partition.build import owned_ids
+from gigl_loader.dataset.partition.view import Adjacency, Book, PartitionView
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     SPLITS,
@@ -31,7 +32,6 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
     reverse_edge_type,
 )
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.tensors import each_tensor
 from gigl_loader.runtime.ranks.collectives import RankExchange

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from gigl_loader.dataset.mapped import BLOCK_BYTES, block_digests
+from gigl_loader.dataset.format.mapped import BLOCK_BYTES, block_digests
 from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.inference.results import Destination, Results
 from gigl_loader.runtime.decoding import analysed

@@ -10,36 +10,36 @@ from typing import Any, TypeVar, Unpack
 import torch
 from torch import Tensor
 
-from gigl_loader.collate.pyg import Batch, add_labels
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.batch.collate import Batch, add_labels
+from gigl_loader.batch.message import SampleMessage
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.loader.ablp_input import (
+from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.loader.deployment.job_ranks import DistributedContext
+from gigl_loader.loader.loader_parts import start_loader
+from gigl_loader.loader.node_loader import local_input
+from gigl_loader.loader.options.keywords import with_keywords
+from gigl_loader.loader.options.loader_options import LoaderKeywords, LoaderOptions
+from gigl_loader.loader.options.sampling_options import Device, NumNeighbors
+from gigl_loader.loader.seeds.ablp_input import (
     check_anchor_type,
     excluded_types,
     link_inputs,
     supervision_types,
 )
-from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.job_ranks import DistributedContext
-from gigl_loader.loader.keywords import with_keywords
-from gigl_loader.loader.loader_options import LoaderKeywords, LoaderOptions
-from gigl_loader.loader.loader_parts import start_loader
-from gigl_loader.loader.node_loader import local_input
-from gigl_loader.loader.sampling_options import Device, NumNeighbors
-from gigl_loader.loader.seed_input import (
+from gigl_loader.loader.seeds.seed_input import (
     NodeInput,
     TimeInput,
     add_times,
     add_times_by_server,
     check_time_given,
 )
-from gigl_loader.message import SampleMessage
-from gigl_loader.options import SamplerOptions, Shuffle
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.kinds import SamplerKind
-from gigl_loader.source.remote_dataset import ABLPInputNodes, RemoteDataset
+from gigl_loader.sampler.options import SamplerOptions, Shuffle
+from gigl_loader.sources.remote_dataset import ABLPInputNodes, RemoteDataset
 
 SupervisionEdgeType = EdgeType | list[EdgeType] | None
 A = TypeVar("A")

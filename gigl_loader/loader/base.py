@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.collate.edge_ids import answer_for_edge_ids
-from gigl_loader.collate.padding import PAD_ATTRIBUTES
-from gigl_loader.collate.pyg import (
+from gigl_loader.batch.collate import (
     Batch,
     batch_types,
     to_data,
@@ -21,24 +19,26 @@ from gigl_loader.collate.pyg import (
     transformed,
     with_widened_features,
 )
+from gigl_loader.batch.device.prefetch import CopyEngine
+from gigl_loader.batch.edge_ids import answer_for_edge_ids
+from gigl_loader.batch.message import IS_HETERO, Received, SampleMessage, stays_on_host
+from gigl_loader.batch.padding import PAD_ATTRIBUTES
 from gigl_loader.dataset.schema import DatasetSchema
-from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
-from gigl_loader.loader import process_role, sampling_options
-from gigl_loader.loader.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
-from gigl_loader.loader.foreign import AnswersOthers, check_overrides
-from gigl_loader.loader.iterator import EpochIterator, Epochs, check_length
-from gigl_loader.loader.job_ranks import (
+from gigl_loader.loader.deployment import process_role
+from gigl_loader.loader.deployment.job_ranks import (
     DistributedRuntimeInfo,
     initialize_colocated_sampling_worker,
     resolve_runtime,
 )
-from gigl_loader.loader.pad_keyword import Padding
+from gigl_loader.loader.epochs.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
+from gigl_loader.loader.epochs.iterator import EpochIterator, Epochs, check_length
+from gigl_loader.loader.foreign import AnswersOthers, check_overrides
+from gigl_loader.loader.options import sampling_options
+from gigl_loader.loader.options.pad_keyword import Padding
 from gigl_loader.loader.seed_class_attributes import AnswersGLT
-from gigl_loader.loader.seed_input import Positions, digest_of_seeds, read_positions
-from gigl_loader.loader.world import check_same_input, check_same_start, check_shard
-from gigl_loader.message import IS_HETERO, Received, SampleMessage, stays_on_host
-from gigl_loader.options import EvenRanks, SamplerOptions, Shard, SourceOptions, options_of_batches
+from gigl_loader.loader.seeds.seed_input import Positions, digest_of_seeds, read_positions
+from gigl_loader.loader.seeds.world import check_same_input, check_same_start, check_shard
 from gigl_loader.runtime.glt_classes import (
     Dataset,
     DistLoader,
@@ -50,12 +50,19 @@ from gigl_loader.runtime.glt_classes import (
 )
 from gigl_loader.runtime.ranks.collectives import COULD_NOT_BUILD, report_failure_to_ranks
 from gigl_loader.runtime.user_functions import returned
+from gigl_loader.sampler.options import (
+    EvenRanks,
+    SamplerOptions,
+    Shard,
+    SourceOptions,
+    options_of_batches,
+)
 from gigl_loader.sampler.plan import draw_version
-from gigl_loader.source.batch_source import BatchSource
-from gigl_loader.source.remote_dataset import RemoteDataset
-from gigl_loader.source.sampled_input import seed_or_drawn
-from gigl_loader.source.start_turns import LeaderTurns, WorkerTurns
-from gigl_loader.workers.producer import DistSamplingProducer
+from gigl_loader.sources.batch_source import BatchSource
+from gigl_loader.sources.remote_dataset import RemoteDataset
+from gigl_loader.sources.sampled_input import seed_or_drawn
+from gigl_loader.sources.start_turns import LeaderTurns, WorkerTurns
+from gigl_loader.sources.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
 

@@ -11,35 +11,35 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
-from gigl_loader.collate.pyg import TRIPLET_ATTRIBUTES, Batch, add_edge_labels
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.batch.collate import TRIPLET_ATTRIBUTES, Batch, add_edge_labels
+from gigl_loader.batch.message import IS_HETERO, SampleMessage
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.edge_input import (
+from gigl_loader.loader.deployment.job_ranks import DistributedContext
+from gigl_loader.loader.loader_parts import start_loader
+from gigl_loader.loader.options.keywords import with_keywords
+from gigl_loader.loader.options.loader_options import LoaderKeywords, LoaderOptions
+from gigl_loader.loader.options.sampling_options import Device, NumNeighbors
+from gigl_loader.loader.seeds.edge_input import (
     TIMES,
     SeedEdges,
     edges_by_server,
     edges_of_this_machine,
     times_by_server,
 )
-from gigl_loader.loader.job_ranks import DistributedContext
-from gigl_loader.loader.keywords import with_keywords
-from gigl_loader.loader.loader_options import LoaderKeywords, LoaderOptions
-from gigl_loader.loader.loader_parts import start_loader
-from gigl_loader.loader.sampling_options import Device, NumNeighbors
-from gigl_loader.loader.seed_input import (
+from gigl_loader.loader.seeds.seed_input import (
     TimeInput,
     add_times,
     add_times_by_server,
     check_time_given,
 )
-from gigl_loader.message import IS_HETERO, SampleMessage
-from gigl_loader.options import SamplerOptions, Shuffle
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.kinds import SamplerKind
-from gigl_loader.source.remote_dataset import RemoteDataset
+from gigl_loader.sampler.options import SamplerOptions, Shuffle
+from gigl_loader.sources.remote_dataset import RemoteDataset
 
 EdgeInput = (
     Tensor | EdgeType | tuple[EdgeType, Tensor | None] | Mapping[int, Tensor]

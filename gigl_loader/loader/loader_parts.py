@@ -11,33 +11,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.errors import ConfigError, explained_limits
-from gigl_loader.in_process.device_source import DeviceSource, PartitionedSource
-from gigl_loader.in_process.in_process_source import InProcessSource
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.job_ranks import (
+from gigl_loader.loader.deployment.job_ranks import (
     DistributedRuntimeInfo,
     join_worker_group,
     runtime_or_alone,
 )
-from gigl_loader.loader.loader_options import LoaderOptions
-from gigl_loader.loader.pad_keyword import make_padding
-from gigl_loader.loader.process_role import remote_source
-from gigl_loader.loader.sampling_options import NO_PORT, graph_store_options
-from gigl_loader.loader.seed_input import (
-    RankInput,
-    error_sent_to_ranks,
-    share_input,
-    weighted_types,
-)
-from gigl_loader.loader.start_line import (
+from gigl_loader.loader.deployment.process_role import remote_source
+from gigl_loader.loader.options.loader_options import LoaderOptions
+from gigl_loader.loader.options.pad_keyword import make_padding
+from gigl_loader.loader.options.sampling_options import NO_PORT, graph_store_options
+from gigl_loader.loader.options.start_line import (
     GAVE_BATCH_SIZE,
     local_seeds,
     log_slips,
     log_start,
     log_workers,
     remote_seeds,
+)
+from gigl_loader.loader.seeds.seed_input import (
+    RankInput,
+    error_sent_to_ranks,
+    share_input,
+    weighted_types,
 )
 from gigl_loader.runtime.glt_classes import (
     CollocatedDistSamplingWorkerOptions,
@@ -48,9 +46,11 @@ from gigl_loader.runtime.glt_classes import (
 from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
-from gigl_loader.source.batch_source import BatchSource
-from gigl_loader.source.sampled_input import check_columns, check_seed_times
-from gigl_loader.workers.producer import DistSamplingProducer
+from gigl_loader.sources.batch_source import BatchSource
+from gigl_loader.sources.in_process.device_source import DeviceSource, PartitionedSource
+from gigl_loader.sources.in_process.in_process_source import InProcessSource
+from gigl_loader.sources.sampled_input import check_columns, check_seed_times
+from gigl_loader.sources.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
 

@@ -6,16 +6,17 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.batch.message import INPUT_ID
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.job_ranks import DistributedContext
-from gigl_loader.loader.keywords import with_keywords
-from gigl_loader.loader.loader_options import AllKeywords, LoaderKeywords, LoaderOptions
+from gigl_loader.loader.deployment.job_ranks import DistributedContext
 from gigl_loader.loader.loader_parts import start_loader
-from gigl_loader.loader.sampling_options import Device, NumNeighbors
-from gigl_loader.loader.seed_input import (
+from gigl_loader.loader.options.keywords import with_keywords
+from gigl_loader.loader.options.loader_options import AllKeywords, LoaderKeywords, LoaderOptions
+from gigl_loader.loader.options.sampling_options import Device, NumNeighbors
+from gigl_loader.loader.seeds.seed_input import (
     NodeInput,
     TimeInput,
     add_times,
@@ -26,13 +27,12 @@ from gigl_loader.loader.seed_input import (
     typed_by_server,
     typed_seeds,
 )
-from gigl_loader.message import INPUT_ID
-from gigl_loader.options import SamplerOptions, Shuffle
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
-from gigl_loader.source.held_seeds import HeldSeeds, RemoteSamplerInput
-from gigl_loader.source.remote_dataset import RemoteDataset
+from gigl_loader.sampler.options import SamplerOptions, Shuffle
+from gigl_loader.sources.held_seeds import HeldSeeds, RemoteSamplerInput
+from gigl_loader.sources.remote_dataset import RemoteDataset
 
 
 @with_keywords()

@@ -12,8 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gigl_loader.collate.pyg import Batch
-from gigl_loader.device.prefetch import DevicePrefetcher
+from gigl_loader.batch.collate import Batch
+from gigl_loader.batch.device.prefetch import DevicePrefetcher
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.loader.base import BaseDistLoader
 

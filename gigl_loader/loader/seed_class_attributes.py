@@ -17,12 +17,12 @@ from gigl_loader.dataset.schema import (
     glt_edge_type,
     reverse_edge_type,
 )
-from gigl_loader.loader.epoch import LoaderStats
-from gigl_loader.loader.iterator import Epochs
-from gigl_loader.loader.job_ranks import DistributedRuntimeInfo
+from gigl_loader.loader.deployment.job_ranks import DistributedRuntimeInfo
+from gigl_loader.loader.epochs.epoch import LoaderStats
+from gigl_loader.loader.epochs.iterator import Epochs
 from gigl_loader.runtime.glt_classes import SamplingConfig
-from gigl_loader.source.batch_source import BatchSource
-from gigl_loader.workers.producer import DistSamplingProducer
+from gigl_loader.sources.batch_source import BatchSource
+from gigl_loader.sources.workers.producer import DistSamplingProducer
 
 _OF_CONFIG = (
     "sampling_type", "num_neighbors", "batch_size", "shuffle", "drop_last", "with_edge",

@@ -7,9 +7,9 @@ from typing import Any
 
 PRELOADED = (
     "gigl_loader.loader.ablp",
-    "gigl_loader.server.storage_process",
-    "gigl_loader.client.source",
-    "gigl_loader.workers.supervisor",
+    "gigl_loader.graph_store.server.storage_process",
+    "gigl_loader.graph_store.client.remote_source",
+    "gigl_loader.sources.workers.supervisor",
 )
 """Modules that are imported before a process starts. Importing them starts no thread."""
 

@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from gigl_loader.batch.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
+from gigl_loader.dataset.partition.view import PartitionView
 from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
-from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, ProtocolError
-from gigl_loader.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Draw, Drawn, Field, Peers, SampleRequest, SamplingPlan
-from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import NodeRoots, RootFields
+from gigl_loader.sampler.rows.reader import GraphReader
 
 _LABEL_TYPES = {
     POSITIVE: message_passing_to_positive_label,
@@ -52,7 +52,7 @@ class AnchorRoots:
         num_sampled_nodes            [        first entry              , second  , third  ... ]
 
     Labels are read from the label edges, at the anchor's owner, or come with the seeds
-    (`gigl_loader.message.label_column`). Label edges are never walked.
+    (`gigl_loader.batch.message.label_column`). Label edges are never walked.
 
     Args:
         reader: Reader of all partitions.

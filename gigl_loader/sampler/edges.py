@@ -9,11 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.identity import GAMMA, mixed
-from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError
-from gigl_loader.message import (
+from gigl_loader.batch.message import (
     EDGE_INPUT_ID,
     EDGE_LABEL,
     EDGE_LABEL_INDEX,
@@ -23,13 +19,17 @@ from gigl_loader.message import (
     IS_HETERO,
     BatchTicket,
 )
+from gigl_loader.dataset.identity import GAMMA, mixed
+from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Draw, Field, Peers, SampleRequest, SamplingPlan, draw_key
-from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import RootFields, SeedTimes
+from gigl_loader.sampler.rows.reader import GraphReader
 
 BINARY, TRIPLET = "binary", "triplet"
 

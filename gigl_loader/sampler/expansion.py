@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gigl_loader.batch.message import BatchTicket
 from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.message import BatchTicket
 from gigl_loader.runtime.memory.segments import Array
-from gigl_loader.sampler import sampling_kernels as kernels
+from gigl_loader.sampler.kernels import sampling_kernels as kernels
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Draw, Drawn, SamplingPlan, TreesAndTimes
-from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import EdgeFilter, Limits, SeedTimes
+from gigl_loader.sampler.rows.reader import GraphReader
 
 
 class EdgeCollector:

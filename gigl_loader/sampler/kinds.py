@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from gigl_loader.batch.message import NODE, Field
+from gigl_loader.dataset.partition.view import PartitionView
 from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.message import NODE, Field
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.user_functions import name_of, returned
 from gigl_loader.sampler.plan import (

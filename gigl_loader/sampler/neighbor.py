@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.schema import reverse_edge_type
-from gigl_loader.dataset.view import PartitionView
-from gigl_loader.message import (
+from gigl_loader.batch.message import (
     ATTRIBUTE,
     EDGE,
     EDGE_INDEX,
@@ -20,12 +18,13 @@ from gigl_loader.message import (
     TREE,
     key,
 )
+from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.schema import reverse_edge_type
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.expansion import Expansion, Sampled
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, Peers, SampleRequest, SamplingPlan
-from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import (
     DistinctRoots,
     MakeRoots,
@@ -34,7 +33,8 @@ from gigl_loader.sampler.roots import (
     Roots,
     SeedTimes,
 )
-from gigl_loader.sampler.row_exchange import FeatureRows, Split
+from gigl_loader.sampler.rows.reader import GraphReader
+from gigl_loader.sampler.rows.row_exchange import FeatureRows, Split
 
 
 class NeighborSampler:

@@ -6,8 +6,8 @@ import numpy as np
 
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.runtime.memory.segments import Array
-from gigl_loader.sampler import sampling_kernels as kernels
-from gigl_loader.sampler import tree_kernels
+from gigl_loader.sampler.kernels import sampling_kernels as kernels
+from gigl_loader.sampler.kernels import tree_kernels
 
 
 class NodeLabels:

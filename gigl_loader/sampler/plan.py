@@ -15,11 +15,11 @@ from typing import Any, Generic, Protocol, cast
 import numpy as np
 from typing_extensions import TypeVar
 
+from gigl_loader.batch.message import AT_ONCE_STREAM, NODE_FEATURES, SCALES, BatchTicket, Field, key
+from gigl_loader.dataset.partition.view import ROW_KINDS, A, PartitionView, Rows
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
-from gigl_loader.dataset.view import ROW_KINDS, A, PartitionView, Rows
-from gigl_loader.message import AT_ONCE_STREAM, NODE_FEATURES, SCALES, BatchTicket, Field, key
-from gigl_loader.options import ExpansionOptions, FeatureStoreOptions, SamplingMethod
 from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.sampler.options import ExpansionOptions, FeatureStoreOptions, SamplingMethod
 
 __all__ = [
     "Field",
@@ -136,7 +136,7 @@ class Sampler(Protocol):
     """Turns seeds into the fields of a message. Used by one thread; holds its scratch memory.
 
     A custom class is named by `CustomSamplerOptions` and is built in every sampling thread as
-    ``cls(view, plan, peers, **keywords)``. `sampler.reader.GraphReader` of ``view`` and
+    ``cls(view, plan, peers, **keywords)``. `sampler.rows.reader.GraphReader` of ``view`` and
     ``peers`` reads the whole graph: this partition, those in ``view.same_host``, the edges in
     ``view.other_edges``, and what ``peers`` request (None: nothing).
     """
@@ -167,7 +167,7 @@ def quantization_scale_fields(view: PartitionView[Array], sent: Container[str]) 
 
 T_co = TypeVar("T_co", covariant=True)
 Ids = TypeVar("Ids", default=Array)
-"""The form of ids, numbers and times: arrays, or for the way `sampler.packing.PackedInts`."""
+"""The form of ids, numbers and times: arrays, or for the way `sampler.rows.packing.PackedInts`."""
 I2 = TypeVar("I2")
 
 
@@ -334,7 +334,7 @@ class Peers(RowPeers, Protocol):
     def rows_later(self) -> bool:
         """Whether a batch's rows are read after it was sampled; `GraphReader` then asks for none.
 
-        See `sampler.row_exchange`.
+        See `sampler.rows.row_exchange`.
         """
         ...
 

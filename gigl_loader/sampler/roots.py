@@ -12,13 +12,13 @@ from typing import Protocol
 
 import numpy as np
 
+from gigl_loader.batch.message import BATCH, INPUT_ID, IS_HETERO, META, SEED_TIME, Field, key
+from gigl_loader.dataset.partition.view import earlier, keys_of
 from gigl_loader.dataset.schema import EdgeType
-from gigl_loader.dataset.view import earlier, keys_of
-from gigl_loader.message import BATCH, INPUT_ID, IS_HETERO, META, SEED_TIME, Field, key
 from gigl_loader.runtime.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Drawn, SampleRequest, SamplingPlan, TreesAndTimes
-from gigl_loader.sampler.reader import GraphReader
+from gigl_loader.sampler.rows.reader import GraphReader
 
 EdgeFilter = Callable[[EdgeType, Array, Drawn], tuple[Array, Drawn]]
 """Takes drawn edges and the local labels of the nodes that each was drawn for (``[num_edges]``

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from gigl_loader.client.client import init_compute_process, shutdown_compute_process
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.errors import UsageError
+from gigl_loader.graph_store.client.compute_process import (
+    init_compute_process,
+    shutdown_compute_process,
+)
+from gigl_loader.graph_store.server.storage_process import init_storage_process
+from gigl_loader.graph_store.wire.info import GraphStoreInfo
 from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.runtime.ranks.collectives import end_group
-from gigl_loader.server.storage_process import init_storage_process
 from gigl_loader.testing.this_machine import free_port, wait_until
-from gigl_loader.wire.info import GraphStoreInfo
 
 if TYPE_CHECKING:
     from gigl_loader.loader.base import BaseDistLoader

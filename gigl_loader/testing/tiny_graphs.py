@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.batch.message import SampleMessage
+from gigl_loader.dataset.dist_dataset import DistDataset
+from gigl_loader.dataset.partition.view import PartitionView
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -18,8 +20,6 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
 )
-from gigl_loader.dataset.view import PartitionView
-from gigl_loader.message import SampleMessage
 from gigl_loader.runtime.memory import segments, tensors
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.plan import (
@@ -30,7 +30,7 @@ from gigl_loader.sampler.plan import (
     Sampler,
     SampleRequest,
 )
-from gigl_loader.sampler.reader import LocalReader
+from gigl_loader.sampler.rows.reader import LocalReader
 
 T = TypeVar("T")
 

@@ -20,14 +20,15 @@ from store_cluster import HOST, free_port, info_of, processes, serve_partition
 from support.scripts import ForkedPython, run_python
 
 from gigl_loader import GraphStoreInfo
-from gigl_loader.client.client import job_name_of
-from gigl_loader.commands import infer, status
+from gigl_loader.commands import infer
 from gigl_loader.errors import GiglLoaderError
+from gigl_loader.graph_store import status
+from gigl_loader.graph_store.client.compute_process import job_name_of
+from gigl_loader.graph_store.server.storage_process import Endpoint
+from gigl_loader.graph_store.wire.info import info_of_servers
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.runtime.transport import Security
-from gigl_loader.server.storage_process import Endpoint
 from gigl_loader.testing import wait_until
-from gigl_loader.wire.info import info_of_servers
 
 OPTIONS = {"in_channels": full_jobs.WIDTH, "hidden_channels": 8, "num_layers": 2, "out_channels": 4}
 GRAPH = full_jobs.graph()

@@ -17,7 +17,7 @@ from gigl_loader import (
     partition_graph,
     partition_tables,
 )
-from gigl_loader.commands.partitioning import in_shell_words, main
+from gigl_loader.commands.partition import in_shell_words, main
 from gigl_loader.dataset.schema import COMMUNITY, NEIGHBOR_TIME
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.testing import TinyGraph
@@ -100,7 +100,7 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
              "random", "--root", f"{tmp_path}/parts", "--num-partitions", "2", "--features", "x",
              "--order", "degree"]  # fmt: skip
     script = (
-        "import sys; from gigl_loader.cli import main\n"
+        "import sys; from gigl_loader.commands.cli import main\n"
         "print('status', main(['partition', *sys.argv[1:]]), *sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", script, *flags], capture_output=True, text=True)

@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import partition_graph
-from gigl_loader.cli import main
+from gigl_loader.commands.cli import main
 
 FIGURES = ["plan", "--nodes", "111M", "--edges", "1.6B", "--dim", "128", "--dtype", "float16"]
 

@@ -7,8 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.partition_graph import partition_graph
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -16,6 +15,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
+from gigl_loader.partitioning.partition_graph import partition_graph
 
 N, E = DEFAULT_HOMOGENEOUS_NODE_TYPE, DEFAULT_HOMOGENEOUS_EDGE_TYPE
 BUYS = ("user", "buys", "item")

@@ -23,8 +23,8 @@ from dataset_reference import (
 )
 from support import glt
 
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.glt_attributes import ComputedOnUse, NotComputed
-from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     EdgeDir,
     glt_edge_type,

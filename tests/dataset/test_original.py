@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gigl_loader.dataset.mapped import PARQUET, Part
-from gigl_loader.dataset.mapped_reader import OriginalIds
-from gigl_loader.dataset.mapped_writer import write_array
+from gigl_loader.dataset.format.mapped import PARQUET, Part
+from gigl_loader.dataset.format.mapped_reader import OriginalIds
+from gigl_loader.dataset.format.mapped_writer import write_array
 from gigl_loader.errors import ConfigError, WrongTypeError
 
 NAMES = [["b", "", "äö"], [], ["zz", "a"]]

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from gigl_loader.dataset.partition_output import by_type
+from gigl_loader.dataset.partition.partition_output import by_type
 
 
 class _EdgeType(NamedTuple):

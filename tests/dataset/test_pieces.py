@@ -4,8 +4,8 @@ import pytest
 import torch
 from dataset_reference import E, N, ring
 
-from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.partition_output import (
+from gigl_loader.dataset.dist_dataset import DistDataset
+from gigl_loader.dataset.partition.partition_output import (
     FeaturePartitionData,
     GraphPartitionData,
     PartitionOutput,

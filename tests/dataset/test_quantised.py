@@ -12,7 +12,7 @@ from torch_geometric.data import HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.dataset.lookup import DTYPES, check_feature_dtype, quantise, widened
-from gigl_loader.inference.full import full_graph
+from gigl_loader.inference.full_graph import full_graph
 from gigl_loader.testing import TinyGraph
 
 COLUMNS = st.lists(

@@ -11,10 +11,10 @@ from support.draws import examples
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import ConfigError, DistDataset
-from gigl_loader.dataset.adjacency import check_time_attr, with_times
+from gigl_loader.dataset.partition.adjacency import check_time_attr, with_times
+from gigl_loader.dataset.partition.view import keys_of
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as E
 from gigl_loader.dataset.schema import EdgeDir
-from gigl_loader.dataset.view import keys_of
 
 PAIRS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=20)
 

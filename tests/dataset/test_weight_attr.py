@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, DistDataset, partition_graph
-from gigl_loader.dataset.adjacency import weighted_view
+from gigl_loader.dataset.partition.adjacency import weighted_view
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as E
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gigl_loader import cli
+from gigl_loader.commands import cli
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/guide/command_line.md").read_text()

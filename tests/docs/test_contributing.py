@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
 
 
-WHOLE = {("on_ray/test_store.py", "test_a_job_survives_and_goes_on_with_fewer_workers")}
+WHOLE = {("graph_store/on_ray/test_store.py", "test_a_job_survives_and_goes_on_with_fewer_workers")}
 """Functions that are wide as a whole: examples whose parts other tests show."""
 
 

@@ -145,8 +145,8 @@ def test_what_the_checks_would_find(known: dict[str, set[str]]) -> None:
     assert _documented(text) == ["one", "two", "three"]
     assert _documented("Args stand elsewhere.") == []
     assert not _resolves("NoSuchClass", known)
-    assert not _resolves("gigl_loader.sampler.reader.NoSuchReader", known)
+    assert not _resolves("gigl_loader.sampler.rows.reader.NoSuchReader", known)
     assert not _resolves("NoSuchClass.method", known)
-    assert _resolves("gigl_loader.sampler.reader.LocalReader", known)
+    assert _resolves("gigl_loader.sampler.rows.reader.LocalReader", known)
     assert _resolves("LocalReader.answer_draw", known)
     assert _resolves("torch.utils.data.DataLoader", known)

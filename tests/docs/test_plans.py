@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gigl_loader.commands.planning import main
+from gigl_loader.commands.plan import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "how_many_machines.md"
 BLOCKS = re.findall(

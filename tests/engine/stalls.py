@@ -9,7 +9,7 @@ from pathlib import Path
 from support.sources import source_of
 
 from gigl_loader import DistNeighborLoader
-from gigl_loader.workers.pool import process_state
+from gigl_loader.sources.workers.pool import process_state
 
 ENDED = ("gone", "dead", "state X")
 

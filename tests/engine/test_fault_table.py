@@ -6,8 +6,8 @@ TESTS = Path(__file__).parent.parent
 PAGE = TESTS.parent / "docs" / "guide" / "faults.md"
 
 _END = "engine/test_faults.py::test_the_end_of_the_trainer_is_the_end_of_its_workers"
-_LOST = "remote/test_survived_servers.py::test_servers_that_are_lost"
-_SIGNALS = "remote/test_signals.py::test_servers_that_are_late_stopped_and_told_to_end"
+_LOST = "graph_store/test_survived_servers.py::test_servers_that_are_lost"
+_SIGNALS = "graph_store/test_signals.py::test_servers_that_are_late_stopped_and_told_to_end"
 _CHANGED = "loader/test_changed_files.py"
 SURVIVED = {
     "a worker is killed or crashes": [
@@ -19,7 +19,7 @@ SURVIVED = {
         "engine/test_survived.py::test_a_supervisor_killed_again_and_again",
     ],
     "a supervisor that waits for the next loader is killed or stopped": [
-        "workers/test_resting.py::test_one_that_died_or_stands_still_is_replaced_in_silence",
+        "sources/workers/test_resting.py::test_one_that_died_or_stands_still_is_replaced_in_silence",
     ],
     "a worker hangs or is stopped (`SIGSTOP`)": [
         "engine/test_survived.py::test_a_worker_that_is_stopped_is_replaced"
@@ -28,47 +28,49 @@ SURVIVED = {
         "engine/test_survived.py::test_a_batch_that_ends_every_worker"
     ],
     "a worker is killed by `SIGKILL` or `SIGTERM` from outside": [
-        "workers/test_recovery.py::test_kills_from_outside_end_no_epoch_before_the_restarts_are_used_up"
+        "sources/workers/test_recovery.py::test_kills_from_outside_end_no_epoch_before_the_restarts_are_used_up"
     ],
     "a worker of another rank dies": ["loader/test_ranks.py::test_faults_of_other_ranks"],
     "a worker of another rank is stopped": ["loader/test_ranks.py::test_faults_of_other_ranks"],
-    "the network between two ranks fails": ["workers/test_peers.py::test_a_link_that_is_cut"],
+    "the network between two ranks fails": [
+        "sources/workers/test_peers.py::test_a_link_that_is_cut"
+    ],
     "a worker or supervisor is killed while a loader is built": [
         "engine/test_survived.py::test_a_supervisor_killed_while_a_loader_is_built",
-        "workers/test_pool.py::test_what_is_killed_while_the_pool_starts_is_started_again",
+        "sources/workers/test_pool.py::test_what_is_killed_while_the_pool_starts_is_started_again",
     ],
     "the network fails while ranks build a loader": [
-        "workers/test_rendezvous.py::test_a_link_that_is_cut_while_ranks_meet_costs_its_length"
+        "sources/workers/test_rendezvous.py::test_a_link_that_is_cut_while_ranks_meet_costs_its_length"
     ],
     "a worker on a storage server dies or hangs": [
-        "remote/test_graph_store.py::test_failures_of_workers_reach_the_loop"
+        "graph_store/test_graph_store.py::test_failures_of_workers_reach_the_loop"
     ],
     "a storage server is killed or ends, and is started again": [_LOST],
     "storage servers are restarted one after another, or are lost again while they come back": [
         _LOST,
-        "remote/test_absences.py::test_each_absence_has_a_clock_of_its_own",
+        "graph_store/test_absences.py::test_each_absence_has_a_clock_of_its_own",
     ],
     "a storage server with a replica is killed, server 0 too": [f"{_LOST}[replicas]"],
     "a storage server is killed during `fetch_*` or a constructor": [_LOST],
     "a storage server is stopped longer than `network_timeout`, then resumes": [
-        "remote/test_jobs.py::test_a_job_that_was_given_up_goes_on_when_it_comes_back_before_another"
+        "graph_store/test_jobs.py::test_a_job_that_was_given_up_goes_on_when_it_comes_back_before_another"
     ],
     "the network to a server fails longer than `network_timeout`": [
-        "remote/test_outages.py::test_a_long_outage_ends_when_the_links_are_renewed",
-        "remote/test_second_outage.py::test_a_second_outage_is_survived_by_ranks_that_share_producers",
+        "graph_store/test_outages.py::test_a_long_outage_ends_when_the_links_are_renewed",
+        "graph_store/test_second_outage.py::test_a_second_outage_is_survived_by_ranks_that_share_producers",
     ],
     "connections are reset, or the network fails briefly": [
-        "workers/test_peers.py::test_a_lost_answer_is_asked_for_again",
-        "remote/test_outages.py::test_lost_connections_cost_no_batch",
-        "remote/test_outages.py::test_a_short_outage_costs_its_length_and_a_long_one_is_an_error",
+        "sources/workers/test_peers.py::test_a_lost_answer_is_asked_for_again",
+        "graph_store/test_outages.py::test_lost_connections_cost_no_batch",
+        "graph_store/test_outages.py::test_a_short_outage_costs_its_length_and_a_long_one_is_an_error",
     ],
     "a compute process is killed": [
-        "remote/test_graph_store.py::test_ranks_with_one_key_share_an_epoch",
-        "remote/test_graph_store.py::test_a_killed_client_frees_its_workers_and_the_next_job_is_served",
+        "graph_store/test_graph_store.py::test_ranks_with_one_key_share_an_epoch",
+        "graph_store/test_graph_store.py::test_a_killed_client_frees_its_workers_and_the_next_job_is_served",
     ],
     "`partition_tables` is killed, at any moment": [
-        "tables/test_killed_runs.py::test_killed_at_drawn_moments_it_ends_with_the_same_bytes",
-        "tables/test_run.py::test_a_run_that_was_killed_as_it_wrote_its_first_file_goes_on",
+        "partitioning/test_killed_runs.py::test_killed_at_drawn_moments_it_ends_with_the_same_bytes",
+        "partitioning/test_run.py::test_a_run_that_was_killed_as_it_wrote_its_first_file_goes_on",
     ],
     "partitions are replaced with `overwrite=True` while jobs use them": [
         f"{_CHANGED}::test_overwriting_writes_beside_and_leaves_a_running_job_its_graph"
@@ -78,24 +80,24 @@ SURVIVED = {
         "runtime/transport/test_caller.py::test_time_in_which_the_asker_is_suspended_is_no_silence"
     ],
     "a compute process is stopped (`SIGSTOP`) and goes on": [
-        "remote/test_signals.py::test_a_stopped_client_delays_no_other_rank_and_no_other_job"
+        "graph_store/test_signals.py::test_a_stopped_client_delays_no_other_rank_and_no_other_job"
     ],
     "a job joins while another one of its name is served": [
-        "remote/test_jobs.py::test_who_cannot_be_of_a_job_is_refused_and_the_next_one_waits"
+        "graph_store/test_jobs.py::test_who_cannot_be_of_a_job_is_refused_and_the_next_one_waits"
     ],
     "more jobs join than `--max-jobs`": [
-        "remote/test_several_jobs.py::test_a_job_beyond_the_most_waits_and_is_told_why"
+        "graph_store/test_several_jobs.py::test_a_job_beyond_the_most_waits_and_is_told_why"
     ],
     "a compute process, worker or sampler of another job fails": [
-        "remote/test_several_jobs.py::test_what_happens_to_one_job_is_not_seen_by_another"
+        "graph_store/test_several_jobs.py::test_what_happens_to_one_job_is_not_seen_by_another"
     ],
     "storage server 1 or a later one is restarted while ranks join": [_SIGNALS],
     "the wall clock is set back or forth": [
-        "remote/test_identity.py::test_a_server_whose_clock_is_set_back_has_been_up_all_the_same",
+        "graph_store/test_identity.py::test_a_server_whose_clock_is_set_back_has_been_up_all_the_same",
         "test_message.py::test_a_worker_whose_clock_is_set_back_is_busy_all_the_same",
     ],
     "strangers open all connections that they can get": [
-        "remote/test_strangers.py::test_strangers_at_both_ports_end_no_job"
+        "graph_store/test_strangers.py::test_strangers_at_both_ports_end_no_job"
     ],
     'a training process is killed; the job resumes with `shard="world"`': [
         "examples/test_elastic.py"
@@ -124,7 +126,7 @@ ERRORS = {
     "no shared memory for a batch": ["engine/test_faults.py::test_no_shared_memory_left"],
     "a worker of another rank dies": [
         "loader/test_ranks.py::test_faults_of_other_ranks",
-        "workers/test_peers.py::test_who_asks_a_worker_that_is_lost_for_good_hears_why",
+        "sources/workers/test_peers.py::test_who_asks_a_worker_that_is_lost_for_good_hears_why",
     ],
     "a worker of another rank is stopped or cut off": [
         "loader/test_ranks.py::test_faults_of_other_ranks"
@@ -133,10 +135,10 @@ ERRORS = {
         "loader/test_ranks.py::test_a_rank_that_is_cut_off"
     ],
     'another rank is killed, with `exchange="collective"`': [
-        "in_process/test_in_process.py::test_ranks"
+        "sources/in_process/test_in_process.py::test_ranks"
     ],
     'another rank is stopped, with `exchange="collective"`': [
-        "in_process/test_in_process.py::test_ranks"
+        "sources/in_process/test_in_process.py::test_ranks"
     ],
     "another rank is killed": [
         "loader/test_ranks.py::test_a_rank_that_is_killed",
@@ -150,22 +152,24 @@ ERRORS = {
         "loader/test_ranks.py::test_a_rank_that_is_cut_off"
     ],
     "a keyword or an input is bad on one rank only": [
-        "loader/test_told.py::test_ranks",
-        "loader/test_told.py::test_a_graph_store",
+        "loader/options/test_told.py::test_ranks",
+        "loader/options/test_told.py::test_a_graph_store",
     ],
-    "the same, and the other ranks never build a loader": ["loader/test_told.py::test_ranks"],
+    "the same, and the other ranks never build a loader": [
+        "loader/options/test_told.py::test_ranks"
+    ],
     "another rank cannot start its workers": ["loader/test_ranks.py::test_faults_of_other_ranks"],
     "inference continues on another number of ranks": [
         "inference/test_killed.py::test_another_number_of_ranks_is_an_error_on_all_of_them"
     ],
     "this process may open no more files (`ulimit -n`)": [
-        "workers/test_pipe.py::test_descriptors_that_this_process_cannot_have_are_an_error_that_says_so"
+        "sources/workers/test_pipe.py::test_descriptors_that_this_process_cannot_have_are_an_error_that_says_so"
     ],
     "this user may start no more processes (`ulimit -u`, which does not limit root)": [
-        "workers/test_supervisor.py::test_a_worker_that_cannot_be_forked_is_a_failed_start"
+        "sources/workers/test_supervisor.py::test_a_worker_that_cannot_be_forked_is_a_failed_start"
     ],
     "the process that hosts the process group's store is stopped; or gone": [
-        "workers/test_rendezvous.py::test_a_store_that_does_not_answer_or_is_gone"
+        "sources/workers/test_rendezvous.py::test_a_store_that_does_not_answer_or_is_gone"
     ],
     "workers cannot listen on this machine's address": [
         "loader/test_ranks.py::test_faults_of_other_ranks"
@@ -184,16 +188,16 @@ ERRORS = {
         f"{_CHANGED}::test_an_epoch_does_not_end_over_changed_files",
         f"{_CHANGED}::test_a_worker_that_reads_past_the_end_names_the_file",
         f"{_CHANGED}::test_ranks_that_sample_together",
-        "remote/test_service.py::test_a_file_that_changed_ends_the_epochs_of_its_server",
+        "graph_store/test_service.py::test_a_file_that_changed_ends_the_epochs_of_its_server",
     ],
     "the same with `num_workers=0`, in the middle of a batch": [
         f"{_CHANGED}::test_a_process_that_reads_past_the_end_ends"
     ],
     "a page of a mapped file cannot be read": [
-        "workers/test_recovery.py::test_a_worker_that_ends_by_sigbus_names_the_file_that_changed"
+        "sources/workers/test_recovery.py::test_a_worker_that_ends_by_sigbus_names_the_file_that_changed"
     ],
     "the disk is full in `partition_tables`": [
-        "tables/test_run.py::test_a_full_disk_is_told_and_the_run_goes_on_with_space"
+        "partitioning/test_run.py::test_a_full_disk_is_told_and_the_run_goes_on_with_space"
     ],
     "bad input": ["loader/test_bad_input.py"],
     "a loader is dropped without `shutdown()`": [
@@ -203,54 +207,54 @@ ERRORS = {
 """Faults that are errors."""
 STORE = {
     "a server is not up, or waits for others": [
-        "remote/test_waiting.py::test_a_server_that_does_not_answer",
-        "remote/test_waiting.py::test_a_server_that_waits_for_others",
+        "graph_store/test_waiting.py::test_a_server_that_does_not_answer",
+        "graph_store/test_waiting.py::test_a_server_that_waits_for_others",
         _SIGNALS,
     ],
     "a compute process does not reach the process group; or its port is taken": [
-        "remote/test_waiting.py::test_compute_processes_that_do_not_meet"
+        "graph_store/test_waiting.py::test_compute_processes_that_do_not_meet"
     ],
     "a server is killed, or told to end": [
-        "remote/test_graph_store.py::test_a_killed_server_is_an_error_on_every_client",
+        "graph_store/test_graph_store.py::test_a_killed_server_is_an_error_on_every_client",
         _SIGNALS,
     ],
     "server 0 is killed or restarted while ranks join": [
-        "remote/test_endpoint.py::test_a_server_that_leaves_ends_the_others_and_those_who_join"
+        "graph_store/test_endpoint.py::test_a_server_that_leaves_ends_the_others_and_those_who_join"
     ],
     "a server's machine vanishes, or the network fails for longer": [
-        "remote/test_scale.py::test_a_server_cut_off_in_mid_epoch_is_named",
-        "remote/test_outages.py::test_a_short_outage_costs_its_length_and_a_long_one_is_an_error",
+        "graph_store/test_scale.py::test_a_server_cut_off_in_mid_epoch_is_named",
+        "graph_store/test_outages.py::test_a_short_outage_costs_its_length_and_a_long_one_is_an_error",
     ],
     "a server comes back ten times without a batch in between": [
-        "remote/test_source.py::test_a_server_that_is_lost_again_and_again_without_a_batch_ends_the_wait"
+        "graph_store/test_source.py::test_a_server_that_is_lost_again_and_again_without_a_batch_ends_the_wait"
     ],
     "a server is stopped": [_SIGNALS],
     "a server's worker dies, hangs or raises": [
-        "remote/test_graph_store.py::test_failures_of_workers_reach_the_loop"
+        "graph_store/test_graph_store.py::test_failures_of_workers_reach_the_loop"
     ],
     "wrong token, another user, or another service at the port": [
-        "remote/test_graph_store.py::test_a_killed_client_frees_its_workers_and_the_next_job_is_served",
-        "remote/test_security.py::test_batches_and_workers_speak_tls",
+        "graph_store/test_graph_store.py::test_a_killed_client_frees_its_workers_and_the_next_job_is_served",
+        "graph_store/test_security.py::test_batches_and_workers_speak_tls",
         "runtime/transport/test_users.py::test_another_user_is_refused_by_name",
-        "remote/test_waiting.py::test_another_service_says_what_it_answered",
+        "graph_store/test_waiting.py::test_another_service_says_what_it_answered",
     ],
     "a server comes back with another graph, cluster, token or job": [
-        "remote/test_identity.py::test_a_refusal_that_stays_ends_the_wait_at_once"
+        "graph_store/test_identity.py::test_a_refusal_that_stays_ends_the_wait_at_once"
     ],
     "an operator ends the job by `gigl-loader stop-job`": [
-        "remote/test_several_jobs.py::test_a_job_that_is_stopped_ends_with_a_named_error_and_no_other_does"
+        "graph_store/test_several_jobs.py::test_a_job_that_is_stopped_ends_with_a_named_error_and_no_other_does"
     ],
     "a loader is beyond `--channel-memory`": [
-        "remote/test_several_jobs.py::test_a_producer_beyond_the_memory_for_batches_is_refused_with_the_figures"
+        "graph_store/test_several_jobs.py::test_a_producer_beyond_the_memory_for_batches_is_refused_with_the_figures"
     ],
     "no security mode, or a weak token, beyond loopback": [
-        "remote/test_server.py::test_a_server_that_strangers_reach_is_refused_before_it_listens"
+        "graph_store/test_server.py::test_a_server_that_strangers_reach_is_refused_before_it_listens"
     ],
     "the storage master's name means loopback on its machine": [
-        "remote/test_server.py::test_a_master_whose_name_means_loopback_is_refused"
+        "graph_store/test_server.py::test_a_master_whose_name_means_loopback_is_refused"
     ],
     "a sampler that servers may not import": [
-        "remote/test_security.py::test_a_server_imports_what_it_has_leave_for"
+        "graph_store/test_security.py::test_a_server_imports_what_it_has_leave_for"
     ],
 }
 """Errors of a graph store."""
@@ -259,7 +263,7 @@ TRAINER = {
         "engine/test_faults.py::test_shutdown_in_the_middle_of_an_epoch"
     ],
     "calls `release_workers()` after that": [
-        "workers/test_resting.py::test_the_next_loader_has_the_supervisor_and_other_workers",
+        "sources/workers/test_resting.py::test_the_next_loader_has_the_supervisor_and_other_workers",
     ],
     "ends normally, by an exception, Ctrl-C, `SIGTERM` or `SIGKILL`": [
         f"{_END}[end]",
@@ -274,7 +278,7 @@ TRAINER = {
     ],
     "is killed while workers start": [f"{_END}[early]"],
     "leaves a graph store, or outlives its servers": [
-        "remote/test_epochs.py::test_a_cluster_from_start_to_end",
+        "graph_store/test_epochs.py::test_a_cluster_from_start_to_end",
         _SIGNALS,
     ],
 }

@@ -41,8 +41,8 @@ from gigl_loader import (
     WorkerDiedError,
     release_workers,
 )
+from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import Footprint, TinyGraph, one_rank, wait_until, worker_pid
-from gigl_loader.workers.pool import process_state
 
 pytestmark = pytest.mark.multiprocess
 

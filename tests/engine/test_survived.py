@@ -36,6 +36,7 @@ from gigl_loader import (
     release_workers,
 )
 from gigl_loader.runtime.system import usable_cpus
+from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,
@@ -44,7 +45,6 @@ from gigl_loader.testing import (
     wait_until,
     worker_pid,
 )
-from gigl_loader.workers.pool import process_state
 
 pytestmark = pytest.mark.multiprocess
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from gigl_loader.commands.storage import parse_serve
+from gigl_loader.graph_store.serve import parse_serve
 from gigl_loader.testing import wait_until
 
 pytestmark = pytest.mark.multiprocess

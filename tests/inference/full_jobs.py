@@ -16,9 +16,9 @@ from support.broken_groups import end_at_once, meet_in_store
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.errors import ConfigError, PeerError
-from gigl_loader.inference.full import full_graph
+from gigl_loader.inference.full_graph import full_graph
 from gigl_loader.inference.local_graph import Level
 from gigl_loader.testing.this_machine import wait_until
 

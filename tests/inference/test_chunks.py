@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import examples
 
-from gigl_loader.dataset.adjacency import EdgeBlock
+from gigl_loader.dataset.partition.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.inference.graph_sources import OwnedRows, PartitionGraph
 from gigl_loader.inference.layers import Chunk, ChunkReader, LayerInputs
 from gigl_loader.inference.modules import Norm
-from gigl_loader.inference.sources import OwnedRows, PartitionGraph
 from gigl_loader.runtime.memory.tensors import each_tensor
 
 BUYS, BOUGHT, KNOWS = typed_layers.BUYS, typed_layers.BOUGHT, typed_layers.KNOWS

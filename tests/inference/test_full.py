@@ -10,7 +10,7 @@ import torch_geometric.nn as pyg
 from torch_geometric.data import Data
 
 from gigl_loader.errors import ConfigError, WrongTypeError
-from gigl_loader.inference.full import full_graph
+from gigl_loader.inference.full_graph import full_graph
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.testing import run_ranks
 

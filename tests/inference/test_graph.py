@@ -11,7 +11,7 @@ from exchange_in_threads import ThreadExchange, run_threads
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import COMMUNITY
 from gigl_loader.errors import ConfigError
 from gigl_loader.inference.local_graph import LocalGraph, local_graph, message_types

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.inference.sources import KeptTensors
+from gigl_loader.inference.graph_sources import KeptTensors
 
 PARTS: list[list[Tensor | None]] = [
     [torch.arange(7), None, torch.rand(3, 2), torch.rand(4, 3).bfloat16().t()],

@@ -12,7 +12,7 @@ from layerwise_jobs import OUT, WIDTH, make
 
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.inference import layerwise
-from gigl_loader.inference.full import full_graph
+from gigl_loader.inference.full_graph import full_graph
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.testing import run_ranks
 

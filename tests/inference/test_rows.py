@@ -11,8 +11,8 @@ from support.draws import examples
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.inference.graph_sources import OwnedRows, RangeShares, RowFetcher
 from gigl_loader.inference.local_graph import NodeShares
-from gigl_loader.inference.sources import OwnedRows, RangeShares, RowFetcher
 
 NUM_NODES = 60
 WIDE = torch.randn(NUM_NODES, 3, generator=torch.Generator().manual_seed(1))

@@ -9,7 +9,7 @@ import torch_geometric.nn as pyg
 from torch_geometric.nn.pool import TopKPooling
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.inference.full import full_graph
+from gigl_loader.inference.full_graph import full_graph
 from gigl_loader.inference.modules import (
     CHECKED,
     NORMALIZED,

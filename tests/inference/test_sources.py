@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from support.draws import examples
 from torch import Tensor
 
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError
-from gigl_loader.inference.sources import KeptTensors, PartitionGraph, RangeShares, StoredGraph
+from gigl_loader.inference.graph_sources import (
+    KeptTensors,
+    PartitionGraph,
+    RangeShares,
+    StoredGraph,
+)
 
 DATA = full_jobs.graph()
 ALONE: Any = SimpleNamespace(rank=0, size=1, gather=lambda value, kind: [value])

@@ -8,7 +8,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.dist_dataset import DistDataset
 
 WIDTH, HIDDEN, EDGE_WIDTH = 5, 6, 3
 BUYS, BOUGHT = ("user", "buys", "item"), ("item", "rev_buys", "user")

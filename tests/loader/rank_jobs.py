@@ -33,8 +33,7 @@ from gigl_loader import (
     replay,
 )
 from gigl_loader.dataset.schema import EdgeDir
-from gigl_loader.loader import job_ranks
-from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE, EvenRanks, SourceOptions
+from gigl_loader.loader.deployment import job_ranks
 from gigl_loader.runtime.ranks import collectives as ranks
 from gigl_loader.runtime.ranks.collectives import (
     broadcast_value,
@@ -42,7 +41,17 @@ from gigl_loader.runtime.ranks.collectives import (
     gather_from_ranks,
 )
 from gigl_loader.runtime.transport import Security
-from gigl_loader.source.batch_source import LINGER_S
+from gigl_loader.sampler.options import (
+    DEFAULT_TIMEOUT_S,
+    SAME_MEMORY_VARIABLE,
+    EvenRanks,
+    SourceOptions,
+)
+from gigl_loader.sources.batch_source import LINGER_S
+from gigl_loader.sources.workers import producer
+from gigl_loader.sources.workers.pool import process_state
+from gigl_loader.sources.workers.producer import DistSamplingProducer
+from gigl_loader.sources.workers.rendezvous import Rendezvous, meet_ranks
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,
@@ -54,10 +63,6 @@ from gigl_loader.testing import (
     wait_until,
     worker_pid,
 )
-from gigl_loader.workers import producer
-from gigl_loader.workers.pool import process_state
-from gigl_loader.workers.producer import DistSamplingProducer
-from gigl_loader.workers.rendezvous import Rendezvous, meet_ranks
 
 GRAPH = TinyGraph.random(60, 500)
 TYPED = TinyGraph.random(40, 300, heterogeneous=True)

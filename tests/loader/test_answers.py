@@ -18,7 +18,7 @@ from gigl_loader import (
     DistNeighborLoader,
     full_graph,
 )
-from gigl_loader.rowcache.tables import RowTables, segment_bytes
+from gigl_loader.sampler.row_cache.tables import RowTables, segment_bytes
 from gigl_loader.testing import TinyGraph
 
 GRAPH = TinyGraph.random(30, 90)

@@ -25,8 +25,8 @@ from gigl_loader import (
     partition_graph,
     partition_tables,
 )
+from gigl_loader.sources.workers import producer
 from gigl_loader.testing import check_same_batches, run_ranks, worker_pid
-from gigl_loader.workers import producer
 
 pytestmark = pytest.mark.multiprocess
 

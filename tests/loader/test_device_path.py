@@ -10,8 +10,8 @@ import torch
 from fake_gpu import FakeGpu
 
 from gigl_loader import DistNeighborLoader
-from gigl_loader.device.prefetch import CopyEngine
-from gigl_loader.message import stays_on_host
+from gigl_loader.batch.device.prefetch import CopyEngine
+from gigl_loader.batch.message import stays_on_host
 from gigl_loader.testing import TinyGraph
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]

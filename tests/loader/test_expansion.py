@@ -18,12 +18,12 @@ from gigl_loader import (
     SamplingError,
     partition_graph,
 )
-from gigl_loader.collate.pyg import add_edge_labels, to_data
+from gigl_loader.batch.collate import add_edge_labels, to_data
+from gigl_loader.batch.message import AT_ONCE_EPOCH, EDGE_TARGETS, SEED_TIME, BatchTicket
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
-from gigl_loader.message import AT_ONCE_EPOCH, EDGE_TARGETS, SEED_TIME, BatchTicket
-from gigl_loader.options import SAME_MEMORY_VARIABLE, ExpansionOptions
 from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler, subgraph_sampler
+from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE, ExpansionOptions
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import (
     TinyGraph,

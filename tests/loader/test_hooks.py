@@ -21,7 +21,7 @@ from gigl_loader import (
     full_graph_inference,
     partition_graph,
 )
-from gigl_loader.message import META, NODE, Field
+from gigl_loader.batch.message import META, NODE, Field
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import TinyGraph
 

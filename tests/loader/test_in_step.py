@@ -9,9 +9,9 @@ import pytest
 from support.conditions import SetConstants
 
 from gigl_loader import PeerTimeoutError, UsageError
-from gigl_loader.in_process import in_process_source
-from gigl_loader.in_process.in_process_source import EpochBatches, ExchangeTurns
-from gigl_loader.message import Attempt, BatchTicket, Received
+from gigl_loader.batch.message import Attempt, BatchTicket, Received
+from gigl_loader.sources.in_process import in_process_source
+from gigl_loader.sources.in_process.in_process_source import EpochBatches, ExchangeTurns
 
 
 def _batch(step: int) -> Received:

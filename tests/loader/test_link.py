@@ -38,11 +38,11 @@ from gigl_loader import (
     PartitionOutput,
 )
 from gigl_loader.errors import ConfigError
+from gigl_loader.graph_store.server.service import StorageService
+from gigl_loader.graph_store.wire.requests import NodeIdsRequest
 from gigl_loader.loader.ablp import zip_with_negatives
-from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.server.service import StorageService
+from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
 from gigl_loader.testing import batch_tensors, run_ranks
-from gigl_loader.wire.requests import NodeIdsRequest
 
 pytestmark = pytest.mark.multiprocess
 

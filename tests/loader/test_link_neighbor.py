@@ -13,8 +13,8 @@ from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader import ConfigError, DistDataset, DistLinkNeighborLoader, WrongTypeError
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
-from gigl_loader.loader.edge_input import edges_by_server, times_by_server
 from gigl_loader.loader.edge_loader import shifted
+from gigl_loader.loader.seeds.edge_input import edges_by_server, times_by_server
 from gigl_loader.testing import TinyGraph
 
 

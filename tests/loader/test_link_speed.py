@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gigl_loader.loader.epoch import link_bytes_per_s
+from gigl_loader.loader.epochs.epoch import link_bytes_per_s
 
 
 def _write(folder: Path, name: str, state: str, speed: str) -> None:

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from gigl_loader.loader import process_role
+from gigl_loader.loader.deployment import process_role
 
 
 class Loader:

@@ -20,19 +20,20 @@ from gigl_loader import (
     GraphStoreInfo,
     UsageError,
 )
-from gigl_loader.loader import seed_input, start_line
-from gigl_loader.loader.job_ranks import DistributedRuntimeInfo, from_addresses
-from gigl_loader.loader.loader_options import LoaderOptions
+from gigl_loader.loader.deployment.job_ranks import DistributedRuntimeInfo, from_addresses
 from gigl_loader.loader.loader_parts import is_remote, remote_arguments
-from gigl_loader.loader.seed_input import (
+from gigl_loader.loader.options import start_line
+from gigl_loader.loader.options.loader_options import LoaderOptions
+from gigl_loader.loader.seeds import seed_input
+from gigl_loader.loader.seeds.seed_input import (
     RankInput,
     digest,
     share_input,
     tell_ranks_of_input,
     weighted_types,
 )
-from gigl_loader.seeds import SeedSummary
-from gigl_loader.source.sampled_input import check_columns
+from gigl_loader.sources.sampled_input import check_columns
+from gigl_loader.sources.seeds import SeedSummary
 from gigl_loader.testing import TinyGraph
 
 GRAPH = TinyGraph.random(12, 40)

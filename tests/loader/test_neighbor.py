@@ -17,7 +17,8 @@ from torch_geometric.data import HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, UsageError
 from gigl_loader.dataset.schema import EdgeDir
-from gigl_loader.source.sampled_input import epoch_order
+from gigl_loader.sources.sampled_input import epoch_order
+from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import (
     TinyGraph,
     check_batch,
@@ -26,7 +27,6 @@ from gigl_loader.testing import (
     wait_until,
     worker_pid,
 )
-from gigl_loader.workers.pool import process_state
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 
@@ -257,7 +257,7 @@ def test_the_iterator_protocol_of_the_loader_itself(made) -> None:
 
 @pytest.fixture(scope="module")
 def without_torch() -> Iterator[Zygote]:
-    with new_zygote("gigl_loader.workers.supervisor") as zygote:
+    with new_zygote("gigl_loader.sources.workers.supervisor") as zygote:
         yield zygote
 
 

@@ -10,9 +10,10 @@ import torch
 from support.glt import get_context, init_worker_group
 
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
-from gigl_loader.loader import job_ranks, sampling_options
-from gigl_loader.loader.loader_options import LoaderOptions
+from gigl_loader.loader.deployment import job_ranks
 from gigl_loader.loader.loader_parts import in_workers
+from gigl_loader.loader.options import sampling_options
+from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.runtime.memory import pinned
 from gigl_loader.runtime.memory.pinned import PinMemoryError
 from gigl_loader.testing import TinyGraph

@@ -16,10 +16,10 @@ from gigl_loader import (
     DistNeighborLoader,
     PPRSamplerOptions,
 )
-from gigl_loader.message import BatchTicket
-from gigl_loader.options import Channel
+from gigl_loader.batch.message import BatchTicket
+from gigl_loader.sampler.options import Channel
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.ppr import ppr_keywords, ppr_sampler
+from gigl_loader.sampler.ppr.ppr_sampler import ppr_keywords, ppr_sampler
 from gigl_loader.testing import (
     InProcessPeers,
     TinyGraph,

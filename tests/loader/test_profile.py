@@ -13,9 +13,9 @@ from fake_gpu import FakeGpu
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from gigl_loader import ConfigError, DevicePrefetcher, DistNeighborLoader, profile_workers
-from gigl_loader.device.prefetch import CopyEngine
+from gigl_loader.batch.device.prefetch import CopyEngine
+from gigl_loader.batch.message import stays_on_host
 from gigl_loader.loader.profile import WorkerRanges
-from gigl_loader.message import stays_on_host
 from gigl_loader.testing import TinyGraph
 
 NAMES = {f"gigl_loader.{name}" for name in ("wait", "sample", "gather", "copy", "collate")}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gigl_loader.device.memory import DeviceMemory
+from gigl_loader.batch.device.device_memory import DeviceMemory
 
 
 def test_without_streams_the_host_waits_for_each_copy() -> None:

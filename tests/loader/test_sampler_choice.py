@@ -12,12 +12,12 @@ from gigl_loader.dataset.schema import (
     FeatureInfo,
     message_passing_to_positive_label,
 )
-from gigl_loader.loader.loader_options import LoaderOptions
-from gigl_loader.options import FeatureStoreOptions, KHopNeighborSamplerOptions
+from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
+from gigl_loader.sampler.options import FeatureStoreOptions, KHopNeighborSamplerOptions
 
 BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")
 LABELED = message_passing_to_positive_label(BUYS)
@@ -48,7 +48,7 @@ def _keywords(
     given = _options(PPRSamplerOptions(alpha=0.3))
     found = given.with_chosen_sampler(default, schema, input_type).sampler_options
     assert isinstance(found, CustomSamplerOptions)
-    assert found.class_path == "gigl_loader.sampler.ppr.ppr_sampler"
+    assert found.class_path == "gigl_loader.sampler.ppr.ppr_sampler.ppr_sampler"
     assert found.keywords["options"]["alpha"] == 0.3
     return found.keywords
 

@@ -12,7 +12,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
-from gigl_loader.loader.ablp_input import (
+from gigl_loader.loader.seeds.ablp_input import (
     check_anchor_type,
     excluded_types,
     labeled_types,

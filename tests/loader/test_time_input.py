@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from gigl_loader import ConfigError
-from gigl_loader.loader.seed_input import (
+from gigl_loader.batch.message import SEED_TIME
+from gigl_loader.loader.seeds.seed_input import (
     add_times,
     add_times_by_server,
     check_time_given,
     read_times,
 )
-from gigl_loader.message import SEED_TIME
-from gigl_loader.options import ExpansionOptions
+from gigl_loader.sampler.options import ExpansionOptions
 
 NOW_NS = 1_700_000_000_123_456_789
 """A time in nanoseconds; the next float64 is 256 of them away."""

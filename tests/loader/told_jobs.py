@@ -24,7 +24,6 @@ from gigl_loader import (
     WrongTypeError,
     release_workers,
 )
-from gigl_loader.options import EvenRanks
 from gigl_loader.runtime.ranks.collectives import (
     broadcast_value,
     decide_with_ranks,
@@ -32,6 +31,7 @@ from gigl_loader.runtime.ranks.collectives import (
     report_failure_to_ranks,
 )
 from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.options import EvenRanks
 from gigl_loader.testing import Footprint
 
 GRAPH = world_jobs.GRAPH

@@ -15,7 +15,7 @@ import threading
 import msgspec
 
 from gigl_loader.runtime.transport import codec
-from gigl_loader.workers.rendezvous import Rendezvous
+from gigl_loader.sources.workers.rendezvous import Rendezvous
 
 sys.setswitchinterval(1e-6)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, partition_tables
-from gigl_loader.commands.planning import cache_size, gigabytes
+from gigl_loader.commands.plan import cache_size, gigabytes
+from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.errors import ConfigError
-from gigl_loader.options import CacheOptions
 from gigl_loader.runtime.sizes import parse_size, size_in_words
 
 

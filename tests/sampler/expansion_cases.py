@@ -3,15 +3,15 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.batch.collate import to_data, to_hetero_data
+from gigl_loader.batch.message import BatchTicket
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     reverse_edge_type,
 )
-from gigl_loader.message import BatchTicket
-from gigl_loader.options import ExpansionOptions
 from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.options import ExpansionOptions
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import (
     InProcessPeers,

@@ -7,8 +7,8 @@ import numpy as np
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGES
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODES
 from gigl_loader.sampler.plan import Draw
-from gigl_loader.sampler.ppr_push import ForwardPush, Neighbourhood, SeedScores
-from gigl_loader.sampler.reader import GraphReader
+from gigl_loader.sampler.ppr.ppr_push import ForwardPush, Neighbourhood, SeedScores
+from gigl_loader.sampler.rows.reader import GraphReader
 
 
 def push(store: GraphReader, seeds: list[int], alpha: float, eps: float, **how: Any) -> Any:

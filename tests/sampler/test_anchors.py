@@ -25,10 +25,10 @@ from link_reference import (
 from support import glt
 from support.draws import examples
 
-from gigl_loader.dataset.links import split_links
-from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, ProtocolError
+from gigl_loader.partitioning.split_links import split_links
 from gigl_loader.sampler.anchors import anchor_sampler
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.testing import as_worker_gets

@@ -16,11 +16,11 @@ from link_reference import edge_pairs, edge_stores
 from support.draws import examples
 
 from gigl_loader import ConfigError
+from gigl_loader.batch.message import BatchTicket
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
-from gigl_loader.message import BatchTicket
 from gigl_loader.sampler.edges import Negatives, uniform
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.sampler.reader import GraphReader
+from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.testing import (
     TinyGraph,
     as_worker_gets,

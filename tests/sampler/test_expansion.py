@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from support.draws import examples
 
 from gigl_loader import ConfigError
-from gigl_loader.options import ExpansionOptions, SourceOptions
 from gigl_loader.sampler.expansion import EdgeCollector
+from gigl_loader.sampler.options import ExpansionOptions, SourceOptions
 from gigl_loader.sampler.plan import Draw
-from gigl_loader.sampler.reader import LocalReader
+from gigl_loader.sampler.rows.reader import LocalReader
 from gigl_loader.testing import (
     TinyGraph,
     as_worker_gets,

@@ -8,8 +8,8 @@ import torch
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError
-from gigl_loader.options import FeatureStoreOptions
-from gigl_loader.sampler.row_exchange import FeatureRows, RecentRows
+from gigl_loader.sampler.options import FeatureStoreOptions
+from gigl_loader.sampler.rows.row_exchange import FeatureRows, RecentRows
 from gigl_loader.testing import TinyGraph, as_worker_gets
 
 

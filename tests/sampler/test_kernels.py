@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.runtime.compiled import mix
-from gigl_loader.sampler import sampling_kernels as kernels
-from gigl_loader.sampler import tree_kernels, weighted_kernels
+from gigl_loader.sampler.kernels import sampling_kernels as kernels
+from gigl_loader.sampler.kernels import tree_kernels, weighted_kernels
 
 
 def test_the_mixing_function_is_a_permutation_with_known_values() -> None:
@@ -76,14 +76,14 @@ def test_load_compiles_every_kernel() -> None:
 
 _COMPILES = """
 import numpy as np
-from gigl_loader.sampler import sampling_kernels
+from gigl_loader.sampler.kernels import sampling_kernels
 sampling_kernels.repeat_rows(np.ones(2, np.int64), 0, np.zeros(2, np.int64))
 sampling_kernels.gather(np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64))
 """
 
 
 _COMPILES_MORE = """
-from gigl_loader.sampler import packing_kernels
+from gigl_loader.sampler.kernels import packing_kernels
 packing_kernels.find_runs(np.zeros(2, np.int64), np.zeros(2, np.int64))
 """
 

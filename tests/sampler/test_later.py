@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gigl_loader.batch.message import EDGE as EDGE_IDS
+from gigl_loader.batch.message import NODE as NODE_IDS
+from gigl_loader.batch.message import ROWS, ROWS_OF, Field
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ProtocolError
-from gigl_loader.message import EDGE as EDGE_IDS
-from gigl_loader.message import NODE as NODE_IDS
-from gigl_loader.message import ROWS, ROWS_OF, Field
 from gigl_loader.sampler.plan import Draw, DrawRequest, RowsRequest
-from gigl_loader.sampler.reader import GraphReader
-from gigl_loader.sampler.row_exchange import (
+from gigl_loader.sampler.rows.reader import GraphReader
+from gigl_loader.sampler.rows.row_exchange import (
     LaterPeers,
     LaterRows,
     RowsApart,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support.draws import examples
 from support.scripts import run_python
 
-from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.batch.collate import to_data, to_hetero_data
+from gigl_loader.batch.message import BatchTicket
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -18,7 +19,6 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
     reverse_edge_type,
 )
-from gigl_loader.message import BatchTicket
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import (
@@ -168,7 +168,7 @@ def test_repeated_seeds_keep_their_positions_and_their_neighbours() -> None:
 
 
 def test_label_edges_are_never_walked() -> None:
-    from gigl_loader.dataset.local import DistDataset
+    from gigl_loader.dataset.dist_dataset import DistDataset
 
     graph = TinyGraph.homogeneous(4, [(1, 0)])
     positives = torch.tensor([[0, 0], [2, 3]])
@@ -267,9 +267,9 @@ import dataclasses
 import itertools
 import numpy as np
 import torch
-from gigl_loader.message import BatchTicket
-from gigl_loader.options import ExpansionOptions
-from gigl_loader.sampler import sampling_kernels, weighted_kernels
+from gigl_loader.batch.message import BatchTicket
+from gigl_loader.sampler.options import ExpansionOptions
+from gigl_loader.sampler.kernels import sampling_kernels, weighted_kernels
 from support.scripts import run_python
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan

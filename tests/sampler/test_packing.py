@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.sampler.packing import PackedInts, PackedRuns
+from gigl_loader.sampler.rows.packing import PackedInts, PackedRuns
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

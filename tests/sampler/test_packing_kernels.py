@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.sampler import packing_kernels as kernels
+from gigl_loader.sampler.kernels import packing_kernels as kernels
 
 LEAST, MOST = -(2**63), 2**63 - 1
 

@@ -5,10 +5,10 @@ import hashlib
 
 import numpy as np
 
+from gigl_loader.batch.message import NODE_FEATURES, SCALES, BatchTicket, key
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.schema import edge_type_str
-from gigl_loader.message import NODE_FEATURES, SCALES, BatchTicket, key
 from gigl_loader.sampler.plan import SamplingPlan, draw_key, quantization_scale_fields
 from gigl_loader.testing import TinyGraph, as_worker_gets
 

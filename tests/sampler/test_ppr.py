@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from push_cases import push, vector
 
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.message import (
+from gigl_loader.batch.message import (
     EDGE_FEATURES,
     EDGE_INDEX,
     EDGE_TARGETS,
@@ -17,12 +15,14 @@ from gigl_loader.message import (
     BatchTicket,
     key,
 )
-from gigl_loader.message import (
+from gigl_loader.batch.message import (
     NODE as IDS,
 )
-from gigl_loader.options import PPRSamplerOptions
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.sampler.options import PPRSamplerOptions
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.ppr import (
+from gigl_loader.sampler.ppr.ppr_sampler import (
     TopNodes,
     merged,
     ppr_keywords,
@@ -30,7 +30,7 @@ from gigl_loader.sampler.ppr import (
     target_counts,
     top_nodes,
 )
-from gigl_loader.sampler.reader import GraphReader
+from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sample_message
 
 STAR = TinyGraph.homogeneous(6, [(1, 0), (2, 0), (3, 0), (0, 4)])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gigl_loader.sampler import ppr_kernels as kernels
+from gigl_loader.sampler.kernels import ppr_kernels as kernels
 
 INT = np.int64
 

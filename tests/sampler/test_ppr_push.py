@@ -10,7 +10,7 @@ from push_cases import push, vector
 from support.draws import examples
 
 from gigl_loader.sampler.plan import DrawRequest
-from gigl_loader.sampler.reader import GraphReader
+from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigl_loader.batch.message import BatchTicket
+from gigl_loader.dataset.partition.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ProtocolError
-from gigl_loader.message import BatchTicket
 from gigl_loader.sampler.plan import Draw, Drawn, DrawRequest, RowsRequest, SamplingPlan, draw_key
-from gigl_loader.sampler.reader import GraphReader, LocalReader
-from gigl_loader.sampler.row_exchange import gather_rows
+from gigl_loader.sampler.rows.reader import GraphReader, LocalReader
+from gigl_loader.sampler.rows.row_exchange import gather_rows
 from gigl_loader.testing import InProcessPeers
 
 PLAN = SamplingPlan(input_type=NODE, fanouts={EDGE: (2, 2)}, seed=7)

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gigl_loader.batch.message import BATCH, INPUT_ID, IS_HETERO, META, SEED_TIME, BatchTicket
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.message import BATCH, INPUT_ID, IS_HETERO, META, SEED_TIME, BatchTicket
-from gigl_loader.options import ExpansionOptions
 from gigl_loader.sampler.nodes import BatchNodes
+from gigl_loader.sampler.options import ExpansionOptions
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import DistinctRoots, NodeRoots
+from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.testing import TinyGraph, as_worker_gets
 
 SEEDS, PLACES = np.array([7, 2, 7]), np.array([30, 31, 32])

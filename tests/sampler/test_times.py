@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from support.draws import examples
 
 from gigl_loader import ConfigError, DistDataset
-from gigl_loader.collate.pyg import add_edge_labels, to_data, to_hetero_data
+from gigl_loader.batch.collate import add_edge_labels, to_data, to_hetero_data
+from gigl_loader.batch.message import EDGE_TARGETS, SEED_TIME, BatchTicket
+from gigl_loader.dataset.partition.view import earlier, keys_of
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, reverse_edge_type
-from gigl_loader.dataset.view import earlier, keys_of
 from gigl_loader.errors import ProtocolError
-from gigl_loader.message import EDGE_TARGETS, SEED_TIME, BatchTicket
-from gigl_loader.options import ExpansionOptions
 from gigl_loader.runtime.transport import codec
 from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.packing import PackedInts
+from gigl_loader.sampler.options import ExpansionOptions
 from gigl_loader.sampler.plan import Draw, DrawRequest, SampleRequest, SamplingPlan, TreesAndTimes
-from gigl_loader.sampler.reader import GraphReader, LocalReader
 from gigl_loader.sampler.roots import SeedTimes
+from gigl_loader.sampler.rows.packing import PackedInts
+from gigl_loader.sampler.rows.reader import GraphReader, LocalReader
 from gigl_loader.testing import (
     InProcessPeers,
     TinyGraph,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.sampler import tree_kernels as kernels
+from gigl_loader.sampler.kernels import tree_kernels as kernels
 
 LOWEST = np.iinfo(np.int64).min
 TIMES = st.integers(-4, 4) | st.sampled_from([LOWEST, np.iinfo(np.int64).max])

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.on_device.torch_numbers import exponentials
 from gigl_loader.runtime.compiled import jit
-from gigl_loader.sampler.weighted_kernels import (
+from gigl_loader.sampler.gpu.torch_numbers import exponentials
+from gigl_loader.sampler.kernels.weighted_kernels import (
     draw_labor,
     draw_weighted,
     exponential,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.simulation import RowLaw
 from support.simulation.rows import KEY, are_right, packed
 
-from gigl_loader.message import BATCH, NODE, ROWS
+from gigl_loader.batch.message import BATCH, NODE, ROWS
 from gigl_loader.runtime.memory.segments import align
 
 

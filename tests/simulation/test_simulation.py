@@ -22,10 +22,10 @@ from support.simulation import (
     run_job,
 )
 
-from gigl_loader.options import SourceOptions
-from gigl_loader.source.sampled_input import epoch_order
-from gigl_loader.wire.batch_shares import OwnBatches, share_of_batches
-from gigl_loader.wire.requests import ProducerRequest, Runs
+from gigl_loader.graph_store.wire.batch_shares import OwnBatches, share_of_batches
+from gigl_loader.graph_store.wire.requests import ProducerRequest, Runs
+from gigl_loader.sampler.options import SourceOptions
+from gigl_loader.sources.sampled_input import epoch_order
 
 SMALL = Size(ranks=6, servers=4, batches=12, epochs=2, in_step=True, save_every=4, seed=5)
 REPLICAS = replace(SMALL, partitions=2)

@@ -122,9 +122,9 @@ def take_part(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 
     `gigl_loader.graph_store.init_compute_process` also starts a process group.
     """
-    from gigl_loader.client import client  # here: not all tests need it
+    from gigl_loader.graph_store.client import compute_process  # here: not all tests need it
 
-    return partial(monkeypatch.setattr, client, "_cluster")
+    return partial(monkeypatch.setattr, compute_process, "_cluster")
 
 
 @pytest.fixture

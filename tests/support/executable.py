@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.runtime.processes import ForkedProcess
-from gigl_loader.workers import pipe
+from gigl_loader.sources.workers import pipe
 from support import scripts, zygote
 
 _STAND_IN = """\

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from gigl_loader.workers.supervisor import AT_REST
+from gigl_loader.sources.workers.supervisor import AT_REST
 
 
 def at_rest(pids: Iterable[int]) -> list[int]:

@@ -1,6 +1,6 @@
 """The seam below a loader: what its source of batches has, and does, for tests of a source.
 
-See `gigl_loader.source.batch_source` for the kinds of sources.
+See `gigl_loader.sources.batch_source` for the kinds of sources.
 """
 
 from typing import Any

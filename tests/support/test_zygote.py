@@ -12,9 +12,9 @@ import pytest
 
 from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.runtime.system import read_stat
+from gigl_loader.sources.workers import pool
+from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import Footprint, wait_until
-from gigl_loader.workers import pool
-from gigl_loader.workers.pool import process_state
 from support.scripts import ForkedPython
 from support.zygote import NAME, slow_supervisors, uses_zygote
 

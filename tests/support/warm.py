@@ -11,13 +11,13 @@ from torch_geometric import nn, template
 from torch_geometric.nn.conv import message_passing
 
 from gigl_loader import testing
-from gigl_loader.client import source
+from gigl_loader.graph_store.client import remote_source
+from gigl_loader.graph_store.server import storage_process
 from gigl_loader.loader import ablp
-from gigl_loader.server import storage_process
-from gigl_loader.workers import supervisor
+from gigl_loader.sources.workers import supervisor
 from support import zygote
 
-_IMPORTED_FOR_WHAT_THEY_IMPORT = ablp, source, storage_process, supervisor, zygote
+_IMPORTED_FOR_WHAT_THEY_IMPORT = ablp, remote_source, storage_process, supervisor, zygote
 for _name in vars(testing)["__all__"]:
     # names are imported when they are first used: now, before the fork
     getattr(testing, _name)

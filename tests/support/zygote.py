@@ -30,7 +30,7 @@ from typing import Any
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.runtime import processes, system
-from gigl_loader.workers import pipe, pool
+from gigl_loader.sources.workers import pipe, pool
 from support.huge_pages import move_into_huge_pages
 
 # of linux/prctl.h, which Python has no names for

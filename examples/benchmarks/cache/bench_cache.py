@@ -21,15 +21,15 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset
-from gigl_loader.message import EDGE_INDEX, NODE, BatchTicket
-from gigl_loader.options import CacheOptions
-from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
-from gigl_loader.rowcache.tables import RowTable
+from gigl_loader.batch.message import EDGE_INDEX, NODE, BatchTicket
+from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.runtime.memory.segments import array_in, nbytes_of
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.packing import PackedInts, PackedRuns
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
+from gigl_loader.sampler.row_cache.cache import RowCache
+from gigl_loader.sampler.row_cache.look_ahead import DrawnAhead, LookAhead
+from gigl_loader.sampler.row_cache.tables import RowTable
+from gigl_loader.sampler.rows.packing import PackedInts, PackedRuns
 from gigl_loader.testing import as_worker_gets
 
 FANOUTS, ROW_BYTES, SHARES = (15, 10), 400, (0.05, 0.1, 0.2, 0.4)

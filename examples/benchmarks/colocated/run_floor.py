@@ -11,7 +11,7 @@ import _job
 import numpy as np
 import torch
 
-from gigl_loader.sampler import sampling_kernels as kernels
+from gigl_loader.sampler.kernels import sampling_kernels as kernels
 
 
 class _Floor:

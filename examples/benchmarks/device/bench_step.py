@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from gigl_loader.device.prefetch import DevicePrefetcher
+from gigl_loader.batch.device.prefetch import DevicePrefetcher
 
 NUM_HOST_BATCHES = 8
 WARM_UP_STEPS = 10

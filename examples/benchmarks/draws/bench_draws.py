@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gigl_loader.dataset.view import Adjacency, PartitionView
-from gigl_loader.on_device.device_kernels import DeviceDraw, kernels_for
-from gigl_loader.on_device.torch_numbers import signed
+from gigl_loader.dataset.partition.view import Adjacency, PartitionView
+from gigl_loader.sampler.gpu.device_kernels import DeviceDraw
+from gigl_loader.sampler.gpu.kernel_choice import kernels_for
+from gigl_loader.sampler.gpu.torch_numbers import signed
 from gigl_loader.sampler.plan import Draw
-from gigl_loader.sampler.reader import LocalReader
+from gigl_loader.sampler.rows.reader import LocalReader
 
 EDGE_TYPE = ("node", "to", "node")
 WAYS: dict[str, dict[str, Any]] = {

@@ -24,8 +24,8 @@ from typing import Any
 
 from _cluster import AWAY_S, HOST, Job, Store, machine_name, workers_below, write_graph
 
+from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import wait_until
-from gigl_loader.workers.pool import process_state
 
 TIMEOUT_S = 30.0
 """Of the job whose worker is stopped; a worker has to start within it, too."""

@@ -25,8 +25,8 @@ from gigl_loader import (
     partition_graph,
 )
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
+from gigl_loader.inference.graph_sources import PartitionGraph
 from gigl_loader.inference.layers import ChunkReader, LayerInputs
-from gigl_loader.inference.sources import PartitionGraph
 from gigl_loader.runtime.ranks.collectives import RankExchange
 
 RANKS = 2

@@ -21,9 +21,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.plan.graph_on_disk import read_root
-from gigl_loader.plan.model import Job, Plan, estimate, together
-from gigl_loader.plan.needs import SHIPPED, Costs
+from gigl_loader.commands.capacity.graph_on_disk import read_root
+from gigl_loader.commands.capacity.model import Job, Plan, estimate, together
+from gigl_loader.commands.capacity.needs import SHIPPED, Costs
 
 RATE_WITHIN, MEMORY_WITHIN = 0.20, 0.10
 HEADINGS = (

@@ -15,12 +15,12 @@ import numpy as np
 from bench_machines import FANOUTS
 
 from gigl_loader import DistDataset
-from gigl_loader.dataset.disk import count_partitions
-from gigl_loader.message import BatchTicket
+from gigl_loader.batch.message import BatchTicket
+from gigl_loader.dataset.format.glt_files import count_partitions
 from gigl_loader.runtime.memory.segments import array_in, nbytes_of
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.row_exchange import LaterPeers
+from gigl_loader.sampler.rows.row_exchange import LaterPeers
 from gigl_loader.testing import InProcessPeers, as_worker_gets
 
 

@@ -11,11 +11,11 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset
+from gigl_loader.batch.message import SEED_TIME, BatchTicket, Field
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
-from gigl_loader.message import SEED_TIME, BatchTicket, Field
-from gigl_loader.options import ExpansionOptions
 from gigl_loader.runtime.memory import segments
 from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.options import ExpansionOptions
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import as_worker_gets
 

@@ -121,18 +121,18 @@ def write_tables(folder: Path, graph: Graph) -> None:
 def child(folder: str, method: Any, communities: int | None) -> None:
     """Partition, and print what it took and found."""
     from gigl_loader import EdgeTable, NodeTable, partition_tables
-    from gigl_loader.dataset.disk import read_partition
+    from gigl_loader.dataset.format.glt_files import read_partition
     from gigl_loader.dataset.schema import COMMUNITY
-    from gigl_loader.tables import stages
+    from gigl_loader.partitioning.stages import pipeline
 
-    place, took = stages.Run._place_with_edges, []
+    place, took = pipeline.Run._place_with_edges, []
 
     def timed(*given: Any) -> None:
         started = time.process_time()
         place(*given)
         took.append(time.process_time() - started)
 
-    stages.Run._place_with_edges = timed  # type: ignore[method-assign, assignment]
+    pipeline.Run._place_with_edges = timed  # type: ignore[method-assign, assignment]
     report = partition_tables(
         NodeTable(f"{folder}/nodes.parquet"), EdgeTable(f"{folder}/edges.parquet"), PARTS,
         f"{folder}/parts", method=method, communities=communities, progress=False, overwrite=True,

@@ -50,7 +50,7 @@ _LIMIT_SHARE = 0.65
 VERSIONED = ("Delta", "Iceberg", "Delta, copied", "Iceberg, copied")
 _COPYING = """
 from gigl_loader.__main__ import main
-from gigl_loader.tables import row_sources
+from gigl_loader.partitioning.tables import row_sources
 row_sources.can_be_read_in_place = lambda *given: False
 raise SystemExit(main())
 """

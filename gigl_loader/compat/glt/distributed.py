@@ -15,6 +15,7 @@ from gigl_loader.compat.glt.roles import (
     shutdown_client,
     wait_and_shutdown_server,
 )
+from gigl_loader.graph_store.wire.signatures import DistServer
 from gigl_loader.runtime.glt_classes import (
     CollocatedDistSamplingWorkerOptions,
     DistContext,
@@ -24,7 +25,6 @@ from gigl_loader.runtime.glt_classes import (
     get_context,
     init_worker_group,
 )
-from gigl_loader.wire.signatures import DistServer
 
 __all__ = [
     "CollocatedDistSamplingWorkerOptions",

@@ -15,13 +15,13 @@ from gigl_loader.compat.glt.typing import Split
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.sampling_options import NumNeighbors
+from gigl_loader.loader.options.sampling_options import NumNeighbors
 from gigl_loader.runtime.glt_classes import (
     MpDistSamplingWorkerOptions,
     RemoteDistSamplingWorkerOptions,
 )
 from gigl_loader.runtime.ranks.collectives import COULD_NOT_BUILD, report_failure_to_ranks
-from gigl_loader.source.held_seeds import (
+from gigl_loader.sources.held_seeds import (
     RemoteNodePathSamplerInput,
     RemoteNodeSplitSamplerInput,
     RemoteSamplerInput,

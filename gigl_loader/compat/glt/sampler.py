@@ -3,7 +3,7 @@
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader.runtime.glt_classes import NodeSamplerInput, SamplingConfig, SamplingType
-from gigl_loader.source.held_seeds import (
+from gigl_loader.sources.held_seeds import (
     RemoteNodePathSamplerInput,
     RemoteNodeSplitSamplerInput,
     RemoteSamplerInput,

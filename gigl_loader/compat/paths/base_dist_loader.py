@@ -2,7 +2,7 @@
 
 from gigl_loader import BaseDistLoader, DistributedRuntimeInfo
 from gigl_loader.compat.names import advise
-from gigl_loader.loader.job_ranks import DEFAULT_NUM_CPU_THREADS
+from gigl_loader.loader.deployment.job_ranks import DEFAULT_NUM_CPU_THREADS
 
 __all__ = ["DEFAULT_NUM_CPU_THREADS", "BaseDistLoader", "DistributedRuntimeInfo"]
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.conditions import SetConstants
 
-from gigl_loader.dataset.view import Rows
+from gigl_loader.dataset.partition.view import Rows
 from gigl_loader.runtime.memory import read_ahead
 from gigl_loader.runtime.memory.segments import MappedFile, mapped_file_at
 from gigl_loader.runtime.memory.tensors import map_file
-from gigl_loader.sampler.row_exchange import gather_rows, located
+from gigl_loader.sampler.rows.row_exchange import gather_rows, located
 from gigl_loader.testing import wait_until
 
 PAGE = mmap.PAGESIZE

@@ -10,13 +10,14 @@ import torch
 from object_server import Fault, failing, flip
 from torch_geometric.data import Data
 
-from gigl_loader import DistDataset, DistNeighborLoader, cli, partition_graph
-from gigl_loader.commands.storage import parse_serve
-from gigl_loader.dataset.disk import count_partitions
+from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader.commands import cli
+from gigl_loader.dataset.format.glt_files import count_partitions
 from gigl_loader.dataset.identity import content_digest
-from gigl_loader.dataset.links import split_partitions
 from gigl_loader.errors import ConfigError, ObjectStorageError
+from gigl_loader.graph_store.serve import parse_serve
 from gigl_loader.graph_store.storage_dataset import build_storage_dataset
+from gigl_loader.partitioning.split_links import split_partitions
 from gigl_loader.runtime.object_storage import object_folder as object_storage
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
 from gigl_loader.testing import batch_digest

@@ -26,7 +26,7 @@ from gigl_loader import (
     save_checkpoint,
 )
 from gigl_loader.commands.infer import main
-from gigl_loader.commands.partitioning import main as partition
+from gigl_loader.commands.partition import main as partition
 from gigl_loader.dataset.identity import content_digest
 from gigl_loader.errors import ConfigError, ObjectStorageError
 from gigl_loader.inference.results import Destination

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gigl_loader import diagnose
+from gigl_loader.commands import diagnose
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.ranks import gloo_interface
 from gigl_loader.runtime.ranks.gloo_interface import VARIABLE, interface_needed, interface_towards

@@ -1,13 +1,13 @@
 """A simulated job: storage servers and ranks, running the package's own coordination code.
 
 What runs as it is: joining and leaving (`remote.storage_process`, `jobs`, `storage_cluster`), the
-rendezvous of the servers, producers and who leads their creation (`remote.source`, `service`), what
-servers agree on before their workers talk (`workers.agreement`), the schedule of batches
-(`workers.producer` and what it is made of, `remote.shared`), the channel, the epoch over all ranks
-(`loader.world`, `loader.epoch`), the saving of states, and how all of them go on after a server was
-lost; where a rank keeps rows, drawing ahead, what is kept by next use, and filling
-(`remote.filling_channel`, `rowcache`). What is modelled: the network, the answers with rows, the
-process group's collectives, workers (their time; a batch is its seeds), the model's step.
+rendezvous of the servers, producers and who leads their creation (`remote_source`, `service`), what
+servers agree on before their workers talk (`sources.workers.agreement`), the schedule of batches
+(`sources.workers.producer` and what it is made of, `shared_producer`), the channel, the epoch over
+all ranks (`loader.seeds.world`, `loader.epochs.epoch`), the saving of states, and how all of them
+go on after a server was lost; where a rank keeps rows, drawing ahead, what is kept by next use, and
+filling (`remote.filling_channel`, `rowcache`). What is modelled: the network, the answers with
+rows, the process group's collectives, workers (their time; a batch is its seeds), the model's step.
 """
 
 import hashlib
@@ -23,50 +23,52 @@ from typing import Any, Protocol
 
 import torch
 
-from gigl_loader.client import (
+from gigl_loader.batch.message import BATCH, Attempt
+from gigl_loader.dataset.cache_options import CacheOptions
+from gigl_loader.dataset.dist_dataset import DistDataset
+from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.errors import GiglLoaderError
+from gigl_loader.graph_store.client import (
     absences,
     batch_fetcher,
-    client,
+    compute_process,
     connection,
     filling_channel,
     producers,
     receiving_channel,
+    remote_source,
     row_requests,
-    source,
     storage_cluster,
 )
-from gigl_loader.client.source import RemoteSource
-from gigl_loader.client.storage_cluster import Cluster
-from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import GiglLoaderError
-from gigl_loader.loader import iterator, sampling_options
-from gigl_loader.loader import world as loader_world
-from gigl_loader.loader.epoch import EpochProgress, LoaderStats
-from gigl_loader.loader.world import WorldShare, check_same_start
-from gigl_loader.message import BATCH, Attempt
-from gigl_loader.options import CacheOptions, SourceOptions
-from gigl_loader.rowcache import tables as tables
-from gigl_loader.runtime.transport import Security
-from gigl_loader.server import (
+from gigl_loader.graph_store.client.remote_source import RemoteSource
+from gigl_loader.graph_store.client.storage_cluster import Cluster
+from gigl_loader.graph_store.server import (
     batch_sender,
     leader,
     presence,
     producer_table,
     server_rendezvous,
     service,
-    shared,
+    shared_producer,
     storage_process,
 )
-from gigl_loader.server.leader import LeaderLink
-from gigl_loader.server.service import StorageService
-from gigl_loader.server.storage_process import Endpoint
-from gigl_loader.source import sampled_input, start_turns
-from gigl_loader.source.start_turns import WorkerTurns
+from gigl_loader.graph_store.server.leader import LeaderLink
+from gigl_loader.graph_store.server.service import StorageService
+from gigl_loader.graph_store.server.storage_process import Endpoint
+from gigl_loader.graph_store.wire import membership
+from gigl_loader.graph_store.wire.signatures import DistServer
+from gigl_loader.loader.epochs import iterator
+from gigl_loader.loader.epochs.epoch import EpochProgress, LoaderStats
+from gigl_loader.loader.options import sampling_options
+from gigl_loader.loader.seeds import world as loader_world
+from gigl_loader.loader.seeds.world import WorldShare, check_same_start
+from gigl_loader.runtime.transport import Security
+from gigl_loader.sampler.options import SourceOptions
+from gigl_loader.sampler.row_cache import tables
+from gigl_loader.sources import sampled_input, start_turns
+from gigl_loader.sources.start_turns import WorkerTurns
+from gigl_loader.sources.workers import agreement, producer, recovery, tasks
 from gigl_loader.testing import TinyGraph
-from gigl_loader.wire import membership
-from gigl_loader.wire.signatures import DistServer
-from gigl_loader.workers import agreement, producer, recovery, tasks
 from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
 from support.simulation.group import SimulatedGroup
 from support.simulation.memory import held_by, own_bytes
@@ -77,10 +79,10 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    absences, agreement, batch_fetcher, batch_sender, client, connection, filling_channel,
+    absences, agreement, batch_fetcher, batch_sender, compute_process, connection, filling_channel,
     iterator, leader, loader_world, membership, presence, producer, producer_table, producers,
     receiving_channel, recovery, row_requests, sampled_input, server_rendezvous, service,
-    shared, source, start_turns, storage_cluster, storage_process, tables, tasks,
+    shared_producer, remote_source, start_turns, storage_cluster, storage_process, tables, tasks,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what

@@ -1,9 +1,10 @@
 """Colocated ranks that start together, simulated: what each asks of the store where they meet.
 
-What runs as it is: `gigl_loader.workers.rendezvous.StoreRendezvous` and
-`gigl_loader.workers.agreement.Agreement`, with a partition and workers on every rank. Modelled: the
-store of the process group, one thread on rank 0's machine that serves one question after another;
-the start of workers; the network. Ranks of a machine do not read each other's memory here.
+What runs as it is: `gigl_loader.sources.workers.rendezvous.StoreRendezvous` and
+`gigl_loader.sources.workers.agreement.Agreement`, with a partition and workers on every rank.
+Modelled: the store of the process group, one thread on rank 0's machine that serves one question
+after another; the start of workers; the network. Ranks of a machine do not read each other's memory
+here.
 """
 
 from collections.abc import Sequence
@@ -11,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gigl_loader.options import SourceOptions
-from gigl_loader.rowcache.tables import RowTables
 from gigl_loader.runtime.transport import Security
+from gigl_loader.sampler.options import SourceOptions
+from gigl_loader.sampler.row_cache.tables import RowTables
+from gigl_loader.sources.workers import agreement, rendezvous
+from gigl_loader.sources.workers.agreement import Agreement
+from gigl_loader.sources.workers.rendezvous import StoreRendezvous
 from gigl_loader.testing import TinyGraph
-from gigl_loader.workers import agreement, rendezvous
-from gigl_loader.workers.agreement import Agreement
-from gigl_loader.workers.rendezvous import StoreRendezvous
 from support.simulation.memory import held_by
 from support.simulation.world import Process, World
 

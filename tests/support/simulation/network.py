@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gigl_loader.errors import JoinRefusedError, PeerLostError, PeerTimeoutError
+from gigl_loader.graph_store.wire.requests import FetchAnswer
 from gigl_loader.runtime.transport import EndReason, Method, Security
 from gigl_loader.testing.memory_network import (
     MemoryCaller,
@@ -14,7 +15,6 @@ from gigl_loader.testing.memory_network import (
     MemoryNetwork,
     MemoryReply,
 )
-from gigl_loader.wire.requests import FetchAnswer
 from support.simulation.world import SimulatedEvent, World
 
 _AGAIN_S = 0.2

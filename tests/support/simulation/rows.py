@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_loader.client.row_requests import PendingRows, RowRequests
+from gigl_loader.batch.message import BATCH, NODE, ROWS
+from gigl_loader.batch.slots import Layout
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.errors import PeerLostError
-from gigl_loader.memory.slots import Layout
-from gigl_loader.message import BATCH, NODE, ROWS
-from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.look_ahead import DrawnAhead
+from gigl_loader.graph_store.client.row_requests import PendingRows, RowRequests
+from gigl_loader.graph_store.wire.requests import RowBook
 from gigl_loader.runtime.memory.segments import Array, align
 from gigl_loader.runtime.transport import EndReason
 from gigl_loader.sampler.plan import RowsRequest
-from gigl_loader.wire.requests import RowBook
+from gigl_loader.sampler.row_cache.cache import RowCache
+from gigl_loader.sampler.row_cache.look_ahead import DrawnAhead
 from support.simulation.world import SimFuture
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ class _WithoutMarks(DrawnAhead):
 def _own_memory(tables: dict[Any, Any], _: Any = None) -> Any:
     """Return memory of this process with a new cache, without descriptors.
 
-    Stands in for `gigl_loader.rowcache.machine.memory_for`: each rank keeps its own rows.
+    Stands in for `gigl_loader.sampler.row_cache.machine.memory_for`: each rank keeps its own rows.
     """
     return SimpleNamespace(rows=RowCache.private(tables))
 
 
 class _OwnRows:
-    """Stands in for `gigl_loader.rowcache.machine.RowsClaim`: nothing is offered to others."""
+    """Stands in for `row_cache.machine.RowsClaim`: nothing is offered to others."""
 
     offer = None
 

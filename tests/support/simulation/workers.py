@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from gigl_loader.memory.leases import Packed, ServerMemory
-from gigl_loader.memory.slots import Layout, Written
-from gigl_loader.message import BATCH, Attempt, BatchTicket, SampleMessage
-from gigl_loader.workers import pipe
-from gigl_loader.workers.pipe import WorkerSetup
-from gigl_loader.workers.pool import WorkerEvent
+from gigl_loader.batch.leases import Packed, ServerMemory
+from gigl_loader.batch.message import BATCH, Attempt, BatchTicket, SampleMessage
+from gigl_loader.batch.slots import Layout, Written
+from gigl_loader.sources.workers import pipe
+from gigl_loader.sources.workers.pipe import WorkerSetup
+from gigl_loader.sources.workers.pool import WorkerEvent
 from support.simulation.rows import RowLaw, packed
 from support.simulation.world import SimulatedEvent, World
 
@@ -34,7 +34,7 @@ class WorkCosts:
 
 
 class SimulatedPool:
-    """Stands in for `gigl_loader.workers.pool.WorkerPool`."""
+    """Stands in for `gigl_loader.sources.workers.pool.WorkerPool`."""
 
     world: World
     costs: WorkCosts
@@ -168,7 +168,7 @@ class _WithoutRows(Packed):
 
 
 class SimulatedMemory(ServerMemory):
-    """Stands in for `gigl_loader.memory.leases.ServerMemory`: no memory is shared."""
+    """Stands in for `gigl_loader.batch.leases.ServerMemory`: no memory is shared."""
 
     law: RowLaw | None = None
     """Of rows, which batches come without; None: there are none."""

@@ -1,0 +1,245 @@
+"""Batches of one shape: dead nodes and dead edges behind the real ones.
+
+::
+
+    nodes    [ seeds | 1st hop | 2nd hop | dead nodes ]      pad_node_mask   1 1 1 1 1 1 0 0 0
+    edges    [ 1st hop | 2nd hop | dead edges ]              pad_edge_mask   1 1 1 1 0 0
+
+A dead edge leads from a dead node to another one, so nothing reaches a real node. Only the inputs
+of models are padded. Values of seeds (``batch_size``, ``input_id``, ``edge_label_index``...) have
+an entry for each seed of the batch and no more: a loss over them has a term for seeds only.
+"""
+
+import math
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.batch.message import (
+    ATTRIBUTE,
+    BATCH,
+    EDGE,
+    EDGE_INDEX,
+    EDGE_ROWS,
+    EDGES_PER_HOP,
+    INPUT_ID,
+    NODE,
+    NODE_ROWS,
+    NODES_PER_HOP,
+    TREE,
+    SampleMessage,
+    key,
+)
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.errors import ConfigError
+
+LEAST_DEAD = 2
+"""Least number of dead nodes of each type. A single one could only have an edge to itself.
+Convolutions that remove such edges (`GATConv`, `GCNConv`) would then turn one shape into as many as
+there are batches."""
+NODE_MASK, EDGE_MASK = "pad_node_mask", "pad_edge_mask"
+"""PyG's names, of its transform ``Pad``: True where a node or edge is real."""
+SEED_MASK = "seed_mask"
+"""True at the seeds of a batch, which are fewer than ``batch_size`` in a smaller one."""
+PAD_ATTRIBUTES = (NODE_MASK, EDGE_MASK, SEED_MASK)
+_NODE_ROWS, _EDGE_ROWS = (NODE, *NODE_ROWS.values()), (EDGE, *EDGE_ROWS.values())
+
+
+@dataclass(frozen=True)
+class PadShape:
+    """Places for nodes and edges by type, as batches name types; None: homogeneous."""
+
+    nodes: dict[NodeType | None, int]
+    """Dead ones included, `LEAST_DEAD` at least."""
+    edges: dict[EdgeType | None, int]
+
+    def covers(self, nodes: Mapping[Any, int], edges: Mapping[Any, int]) -> bool:
+        """Return whether a batch of so many nodes and edges fits, by type."""
+        return all(nodes[name] + LEAST_DEAD <= size for name, size in self.nodes.items()) and all(
+            edges[name] <= size for name, size in self.edges.items()
+        )
+
+    def fits(self, message: SampleMessage) -> bool:
+        """Return whether a batch fits."""
+        return self.covers(
+            {name: message[key(NODE, name)].size(0) for name in self.nodes},
+            {name: message[key(EDGE_INDEX, name)].size(1) for name in self.edges},
+        )
+
+
+def padded(
+    message: SampleMessage, shape: PadShape, num_trees: int, of_edges: Container[str] = ()
+) -> SampleMessage:
+    """Return ``message`` with dead nodes and edges up to ``shape``, on the same device.
+
+    Their unknown values are 0, ids too: look-ups by ``n_id`` and ``e_id`` find some row.
+
+    Args:
+        message: From a sampler, with features as models see them; it fits ``shape``.
+        shape: Places for nodes and edges.
+        num_trees: Seeds of a whole batch. In disjoint sampling, dead nodes have their own tree of
+            that number, which comes after those of all seeds.
+        of_edges: Further attributes of edges, not nodes, in a homogeneous message.
+    """
+    longer = dict(message)
+    dead = {}
+    for node_type, size in shape.nodes.items():
+        real = message[key(NODE, node_type)].size(0)
+        dead[node_type] = range(real, size)
+        for name in node_fields(message, node_type, of_edges):
+            longer[name] = _longer(message[name], size)
+        if (tree := key(TREE, node_type)) in message:
+            longer[tree] = _longer(message[tree], size, fill=num_trees)
+        _count_dead(longer, key(NODES_PER_HOP, node_type), size - real)
+        _mark(longer, node_type, NODE_MASK, message[key(NODE, node_type)], real, size)
+        if (seeds := _num_seeds(message, node_type)) is not None:
+            _mark(longer, node_type, SEED_MASK, message[key(NODE, node_type)], seeds, size)
+    for edge_type, size in shape.edges.items():
+        links = message[key(EDGE_INDEX, edge_type)]
+        ends = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+        longer[key(EDGE_INDEX, edge_type)] = _with_dead_edges(
+            links, size, dead[ends[0]], dead[ends[1]]
+        )
+        for name in edge_fields(message, edge_type, of_edges):
+            longer[name] = _longer(message[name], size)
+        _count_dead(longer, key(EDGES_PER_HOP, edge_type), size - links.size(1))
+        _mark(longer, edge_type, EDGE_MASK, links, links.size(1), size, of_nodes=False)
+    return longer
+
+
+def node_fields(
+    message: SampleMessage, node_type: NodeType | None, of_edges: Container[str] = ()
+) -> list[str]:
+    """Return the keys of a message with a row for each node of a type; see `padded`."""
+    built_in = [name for name in (key(field, node_type) for field in _NODE_ROWS) if name in message]
+    further = _further(message, node_type)
+    if node_type is None:
+        further = [name for name in further if name[len(ATTRIBUTE) :] not in of_edges]
+    return built_in + further
+
+
+def edge_fields(
+    message: SampleMessage, edge_type: EdgeType | None, of_edges: Container[str] = ()
+) -> list[str]:
+    """Return the keys of a message with a row for each edge of a type, except the edges."""
+    built_in = [name for name in (key(field, edge_type) for field in _EDGE_ROWS) if name in message]
+    further = _further(message, edge_type)
+    if edge_type is None:
+        further = [name for name in further if name[len(ATTRIBUTE) :] in of_edges]
+    return built_in + further
+
+
+def _further(message: SampleMessage, graph_type: NodeType | EdgeType | None) -> list[str]:
+    start = key(ATTRIBUTE, graph_type)
+    return [name for name in message if name.startswith(start)]
+
+
+def _longer(rows: Tensor, size: int, fill: int = 0) -> Tensor:
+    """Return ``rows`` with rows of ``fill`` behind them, ``size`` in all."""
+    # Written once: zeros for all of them first would be a second pass over the real ones.
+    longer = rows.new_empty(size, *rows.shape[1:])
+    longer[: rows.size(0)] = rows
+    longer[rows.size(0) :] = fill
+    return longer
+
+
+def _with_dead_edges(links: Tensor, size: int, sources: range, destinations: range) -> Tensor:
+    """Return ``[2, size]``: the edges, then dead ones between dead nodes."""
+    real = links.size(1)
+    edges = links.new_empty(2, size)
+    edges[:, :real] = links
+    # Spread over the dead nodes: at a single node they would wait for each other if sums are
+    # atomic. Within one type, the target is the next dead node, so that no dead edge is a loop.
+    place = torch.arange(size - real, device=links.device)
+    edges[0, real:] = sources.start + place % len(sources)
+    edges[1, real:] = destinations.start + (place + 1) % len(destinations)
+    return edges
+
+
+def _count_dead(message: SampleMessage, name: str, dead: int) -> None:
+    """Count dead nodes or edges with the last hop."""
+    # `trim_to_layer` cuts the ends of tensors, by the last counts: so dead ones go first, with
+    # those of the last hop, and the rest is the same as without them.
+    counts = message.get(name)
+    if counts is not None and counts.numel():
+        message[name] = torch.cat([counts[:-1], counts[-1:] + dead])
+
+
+def _num_seeds(message: SampleMessage, node_type: NodeType | None) -> int | None:
+    """Return how many of the first nodes of a type are seeds; None if seeds have another type."""
+    for name in (BATCH, INPUT_ID):
+        if (given := message.get(key(name, node_type))) is not None:
+            return given.size(0)
+    return None
+
+
+def _mark(
+    message: SampleMessage, graph_type: NodeType | EdgeType | None, name: str, like: Tensor,
+    true: int, size: int, *, of_nodes: bool = True,
+) -> None:  # fmt: skip
+    mask = torch.zeros(size, dtype=torch.bool, device=like.device)
+    mask[:true] = True
+    message[key(ATTRIBUTE + name, graph_type)] = mask
+
+
+def padding_sizes(batches: Iterable[Any], *, share: float = 0.99) -> dict[str, Any]:
+    """Return sizes for ``pad=`` that fit a share of the given batches, dead nodes included.
+
+    The rest, and others as large in later epochs, will be split. Give some hundred batches of a
+    loader with the same seeds, fan-outs and batch size: an epoch, or
+    ``itertools.islice(loader, 200)``. That loader may pad: its dead nodes are not counted.
+
+    Args:
+        batches: `Data` or `HeteroData` of one loader.
+        share: Share of the batches, in (0, 1]; at least so many fit all sizes at once.
+
+    Raises:
+        ConfigError: There is no batch, or ``share`` is out of range.
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"share must be in (0, 1], got {share!r}")
+    counts = [_real_counts(batch) for batch in batches]
+    if not counts:
+        raise ConfigError("padding_sizes needs batches, and there was none")
+    most = _largest(counts)
+    # A batch counts by its largest type: without the batches that are largest by that, the others
+    # fit all together, which quantiles of each type would not ensure.
+    counts.sort(key=lambda sizes: max(n / max(most[name], 1) for name, n in sizes.items()))
+    kept = _largest(counts[: max(math.ceil(share * len(counts)), 1)])
+    nodes = {name: _rounded(n + LEAST_DEAD) for (kind, name), n in kept.items() if kind == "nodes"}
+    edges = {name: _rounded(n) for (kind, name), n in kept.items() if kind == "edges"}
+    if None in nodes:
+        return {"nodes": nodes[None], "edges": edges[None]}
+    return {"nodes": nodes, "edges": edges}
+
+
+_Counts = dict[tuple[str, Any], int]
+"""By ``"nodes"`` or ``"edges"``, and type."""
+
+
+def _real_counts(batch: Any) -> _Counts:
+    if not hasattr(batch, "node_types"):
+        return {("nodes", None): _real(batch, NODE_MASK, batch.num_nodes),
+                ("edges", None): _real(batch, EDGE_MASK, batch.num_edges)}  # fmt: skip
+    counts: _Counts = {}
+    for name in batch.node_types:
+        counts["nodes", name] = _real(batch[name], NODE_MASK, batch[name].num_nodes)
+    for name in batch.edge_types:
+        counts["edges", name] = _real(batch[name], EDGE_MASK, batch[name].num_edges)
+    return counts
+
+
+def _real(store: Any, mask: str, count: int) -> int:
+    return int(store[mask].sum()) if mask in store else count
+
+
+def _largest(counts: list[_Counts]) -> _Counts:
+    return {name: max(sizes[name] for sizes in counts) for name in counts[0]}
+
+
+def _rounded(count: int) -> int:
+    # Matrix units of GPUs work on blocks of eight rows.
+    return -(-count // 8) * 8

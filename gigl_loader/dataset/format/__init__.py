@@ -1,0 +1,1 @@
+"""A partition as files: our mapped format, and graphlearn-torch's."""

@@ -1,0 +1,1 @@
+"""PyG's graphs, as a dataset takes them in."""

@@ -1,0 +1,1 @@
+"""A partition as plain arrays: read by samplers, built of tensors."""

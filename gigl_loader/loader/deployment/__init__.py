@@ -1,0 +1,1 @@
+"""Which process of which job this is, and what serves it."""

@@ -1,0 +1,1 @@
+"""One pass over the batches, and how it is resumed."""

@@ -1,0 +1,1 @@
+"""The keywords of loaders: checked as a whole before anything is started."""

@@ -1,0 +1,283 @@
+"""``pad=``: its check, and the shape that it gives the batches of a loader."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from gigl_loader.batch.message import SampleMessage
+from gigl_loader.batch.padding import LEAST_DEAD, PadShape, padded
+from gigl_loader.batch.splitting import SeedLayout, parts_of
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    DatasetSchema,
+    EdgeType,
+    NodeType,
+    reverse_edge_type,
+)
+from gigl_loader.errors import ConfigError
+from gigl_loader.loader.options.loader_options import LoaderOptions
+from gigl_loader.loader.options.sampling_options import BOUND, LARGER
+from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
+from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.sampler.options import CustomSamplerOptions, ExpansionOptions, PPRSamplerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """How the batches of one loader get their shape."""
+
+    shape: PadShape
+    larger: PadShape | None
+    """Shape of batches that do not fit ``shape``; None: they are split."""
+    may_split: bool
+    layout: SeedLayout
+    batch_size: int
+    of_edges: frozenset[str]
+    """Further attributes of edges, for a homogeneous graph."""
+
+    def split(self, message: SampleMessage) -> list[SampleMessage]:
+        """Return the batches that a batch is handed out as: mostly the batch itself."""
+        return parts_of(message, self.shape, self.layout, self.of_edges)
+
+    def padded(self, message: SampleMessage) -> SampleMessage:
+        """Return a batch with dead nodes and edges.
+
+        Raises:
+            ConfigError: It is too large, which is possible only for a batch requested by its seeds.
+        """
+        for shape in (self.shape, self.larger):
+            if shape is not None and shape.fits(message):
+                return padded(message, shape, self.batch_size, self.of_edges)
+        raise ConfigError(
+            f"a batch of {self.layout.count(message)} seeds has no place in {self.shape}: with "
+            f"pad=, one that is asked for by its seeds has {self.batch_size} at most, and sizes "
+            "that are given have to be enough for all of them at once"
+        )
+
+    def __str__(self) -> str:
+        """Return the values that decide the parts of a batch."""
+        return f"nodes {self.shape.nodes}, edges {self.shape.edges}"
+
+
+def make_padding(
+    given: LoaderOptions, fanouts: Any, schema: DatasetSchema,
+    num_nodes: Mapping[NodeType, int], inputs: Sequence[Any], sampler: SamplerKind,
+    world_size: int,
+) -> Padding | None:  # fmt: skip
+    """Return how batches are padded, as far as the user's options decide it; None: they are not.
+
+    Args:
+        given: The user's options; `check_pad` has passed its ``pad``.
+        fanouts: From the sampling config: by message-passing edge type, or a list.
+        schema: Types and widths of the dataset.
+        num_nodes: Nodes of the whole graph, by type.
+        inputs: The sampler's inputs, all of one type; those of anchors with their columns.
+        sampler: The loader's own sampler.
+        world_size: Ranks of the job.
+
+    Raises:
+        ConfigError: There is no bound, or the sizes do not fit the graph or the loader.
+    """
+    pad = given.pad
+    if pad is False:
+        return None
+    _check_sampler(sampler, given)
+    graph = _PaddedGraph(fanouts, schema, num_nodes, given.expansion)
+    roots = _Seeds(sampler, inputs, schema)
+    bound = _bound(pad, graph, roots, given.batch_size)
+    layout = roots.layout(typed=graph.typed)
+    of_edges = frozenset(name for names in schema.edge_attributes.values() for name in names)
+    shape = bound if pad is True else graph.read(pad)
+    assert shape is not None, "without sizes a missing bound was raised"
+    enough = bound is not None and shape.covers(
+        {name: size - LEAST_DEAD for name, size in bound.nodes.items()}, bound.edges
+    )
+    larger = None if enough or pad is True or pad.get(LARGER) != BOUND else bound
+    may_split = not enough and larger is None
+    if may_split:
+        _check_least(shape, graph, roots)
+    in_step = given.even_ranks is not None or given.shard == "world"
+    if may_split and in_step and world_size > 1:
+        raise ConfigError(
+            f"pad={pad!r} may split batches, and the ranks of this job take the same number of "
+            'steps: add "larger": "bound", by which a batch that does not fit has the shape of '
+            "the bound, or give pad=True"
+        )
+    return Padding(
+        shape=shape, larger=larger, may_split=may_split, layout=layout,
+        batch_size=given.batch_size, of_edges=of_edges,
+    )  # fmt: skip
+
+
+def _bound(pad: Any, graph: "_PaddedGraph", roots: "_Seeds", batch_size: int) -> PadShape | None:
+    """Return the shape that any batch fits; None: batches have no bound, and sizes are given."""
+    try:
+        return graph.shape(graph.bounds(roots.most(batch_size), repeat=roots.repeat))
+    except ConfigError as error:
+        if pad is True or pad.get(LARGER) == BOUND:
+            raise ConfigError(
+                f"pad has no bound: {error}; give sizes, as gigl_loader.padding_sizes measures them"
+            ) from None
+        return None
+
+
+def _check_sampler(sampler: SamplerKind, given: LoaderOptions) -> None:
+    chosen, subgraph_type = given.sampler_options, given.expansion.subgraph_type
+    if isinstance(chosen, PPRSamplerOptions | CustomSamplerOptions):
+        raise ConfigError(
+            f"pad does not go with {type(chosen).__name__}: fan-outs do not bound its batches"
+        )
+    if subgraph_type != "directional":
+        raise ConfigError(
+            f'pad does not go with subgraph_type="{subgraph_type}": edges are added '
+            "to those that fan-outs bound; leave one of them out"
+        )
+    if not sampler.can_pad:
+        raise ConfigError(
+            f"pad does not go with the sampler {sampler.name!r}, whose batches need not grow hop "
+            "by hop from seeds; DistNeighborLoader, DistLinkNeighborLoader and DistABLPLoader "
+            "can pad"
+        )
+
+
+def _check_least(shape: PadShape, graph: "_PaddedGraph", roots: "_Seeds") -> None:
+    """Raise `ConfigError` if one seed may not fit, in which case no split would help."""
+    try:
+        least = graph.shape(graph.bounds(roots.most(1), repeat=roots.repeat, widest=True))
+    except ConfigError:  # fan-outs of -1 give no bound: then a batch will show it
+        return
+    # A seed may find itself once more: a repeated node has two labels, and others find only one of
+    # them.
+    again = {name: min(count, 1) if roots.repeat else 0 for name, count in roots.most(1).items()}
+    for names, given, needed in (
+        ("nodes", shape.nodes, {n: c + again.get(graph.type_of(n), 0) for n, c in
+                                least.nodes.items()}),
+        ("edges", shape.edges, least.edges),
+    ):  # fmt: skip
+        small = {name: needed[name] for name, size in given.items() if size < needed[name]}  # type: ignore[index]
+        if small:
+            raise ConfigError(
+                f'pad["{names}"]={_plain(given)} may have no place for a single seed, and such a '
+                f"batch cannot be split: give at least {_plain(small)}"
+            )
+
+
+def _plain(sizes: Mapping[Any, int]) -> Any:
+    return sizes[None] if None in sizes else dict(sizes)
+
+
+class _PaddedGraph:
+    """Types of a graph as batches name them, and the graph's bounds."""
+
+    def __init__(
+        self, fanouts: Any, schema: DatasetSchema, num_nodes: Mapping[NodeType, int],
+        expansion: ExpansionOptions,
+    ) -> None:  # fmt: skip
+        labeled = schema.is_homogeneous_with_labeled_edge_type
+        self.typed = schema.edge_types is not None and not labeled
+        by_type = (
+            fanouts if isinstance(fanouts, Mapping) else {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
+        )
+        self._fanouts: dict[EdgeType, tuple[int, ...]] = {
+            name: tuple(hops) for name, hops in by_type.items()
+        }
+        self._num_nodes, self._edge_dir = num_nodes, schema.edge_dir
+        self._disjoint = expansion.in_trees
+
+    def bounds(
+        self, roots: Mapping[NodeType, int], *, repeat: bool, widest: bool = False
+    ) -> BatchBounds:
+        """Return the bounds of a batch of ``roots``.
+
+        Args:
+            roots: Roots by type.
+            repeat: Whether a node may be a root more than once.
+            widest: For a part of a batch: its nodes may have been found in an earlier hop of the
+                whole batch, with as many neighbours as that hop draws.
+        """
+        fanouts = self._fanouts
+        if widest:
+            fanouts = {name: tuple(accumulate(hops, max)) for name, hops in fanouts.items()}
+        return batch_bounds(
+            fanouts, roots, self._num_nodes, edge_dir=self._edge_dir, disjoint=self._disjoint,
+            roots_repeat=repeat,
+        )  # fmt: skip
+
+    def shape(self, bounds: BatchBounds) -> PadShape:
+        """Return the shape that fits everything within ``bounds``."""
+        nodes: dict[NodeType | None, int] = {}
+        edges: dict[EdgeType | None, int] = {}
+        for node_type, count in bounds.nodes.items():
+            nodes[node_type if self.typed else None] = count + LEAST_DEAD
+        for edge_type, count in bounds.edges.items():
+            edges[self._in_batch(edge_type) if self.typed else None] = count
+        return PadShape(nodes, edges)
+
+    def read(self, pad: Mapping[str, Any]) -> PadShape:
+        """Return the shape given by the user."""
+        nodes: list[NodeType | None] = [None]
+        edges: list[EdgeType | None] = [None]
+        if self.typed:
+            nodes = [*sorted(self._num_nodes)]
+            edges = [self._in_batch(name) for name in self._fanouts]
+        return PadShape(self._sizes(pad, "nodes", nodes), self._sizes(pad, "edges", edges))
+
+    def _sizes(self, pad: Mapping[str, Any], name: str, known: list[Any]) -> dict[Any, int]:
+        given = pad[name]
+        if not self.typed:
+            if isinstance(given, Mapping):
+                raise ConfigError(
+                    f'pad["{name}"]={dict(given)} is by type, but the graph is homogeneous: give '
+                    "one integer"
+                )
+            return {None: given}
+        if not isinstance(given, Mapping) or set(given) != set(known):
+            raise ConfigError(
+                f'pad["{name}"] must name exactly the types of a batch, {known}, got {given!r}'
+            )
+        return {one: given[one] for one in known}
+
+    def _in_batch(self, edge_type: EdgeType) -> EdgeType:
+        return reverse_edge_type(edge_type) if self._edge_dir == "out" else edge_type
+
+    def type_of(self, name: NodeType | None) -> NodeType:
+        """Return the graph's type for a name in batches."""
+        return next(iter(self._num_nodes)) if name is None else name
+
+
+class _Seeds:
+    """The roots of a loader's batches."""
+
+    def __init__(self, sampler: SamplerKind, inputs: Sequence[Any], schema: DatasetSchema) -> None:
+        self._sampler, self._known = sampler, schema.edge_types or ()
+        self._type: NodeType = inputs[0].input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
+        self.repeat = not sampler.merges_roots
+        self._widths: dict[str, int] = {}
+        for columns in (getattr(given, "extra", None) or {} for given in inputs):
+            for name, column in columns.items():
+                width = column.shape[1] if column.dim() > 1 else 1
+                self._widths[name] = max(width, self._widths.get(name, 0))
+
+    def most(self, num_seeds: int) -> dict[NodeType, int]:
+        """Return the most roots of a batch of so many seeds, by type.
+
+        Raises:
+            ConfigError: Labels of anchors are not bounded.
+        """
+        return self._sampler.most_roots(self._type, num_seeds, self._known, self._widths)
+
+    def layout(self, *, typed: bool) -> SeedLayout:
+        """Return the positions of the seeds of a batch."""
+        sampler, edge_type = self._sampler, self._sampler.edge_type
+        if edge_type is None:
+            return SeedLayout(
+                input_type=self._type if typed else None, supervision=sampler.supervision,
+                typed=typed,
+            )  # fmt: skip
+        src, _, dst = edge_type
+        return SeedLayout(
+            input_type=src if typed else None, other_type=dst if typed else None, of_edges=True,
+            triplets=sampler.has_triplets, typed=typed,
+        )  # fmt: skip

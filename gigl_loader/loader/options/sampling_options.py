@@ -1,0 +1,442 @@
+"""The user's sampling options, checked and in one form: fanouts, GLT's config and options."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch_geometric.sampler import NumNeighbors as PyGNumNeighbors
+
+from gigl_loader.batch.leases import ShmChannel
+from gigl_loader.dataset.dist_dataset import DistDataset
+from gigl_loader.dataset.schema import (
+    DatasetSchema,
+    EdgeType,
+    is_label_edge_type,
+    plain_edge_type,
+)
+from gigl_loader.errors import ConfigError
+from gigl_loader.runtime.glt_classes import (
+    Dataset,
+    MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+    SamplingType,
+)
+from gigl_loader.runtime.memory.pinned import PinMemoryError, PinnedRange
+from gigl_loader.runtime.sizes import parse_size
+from gigl_loader.sampler.options import PPRSamplerOptions, SamplerOptions
+from gigl_loader.sources.remote_dataset import RemoteDataset, server_worker_options
+from gigl_loader.sources.workers.producer import DistSamplingProducer
+
+logger = logging.getLogger(__name__)
+
+NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]] | PyGNumNeighbors
+"""Neighbours per hop, for all edge types or by type."""
+Device = torch.device | str | int
+"""A device, as ``torch.device`` takes it."""
+# Seconds; an upper limit, as workers wait for a share of the loader's own `timeout` if that is
+# less.
+RPC_TIMEOUT_S = 600.0
+_MAX_RPC_THREADS = 16
+# GLT's options silently reduce a larger number to this.
+_MAX_CONCURRENCY = 32
+# The most that `LocalReader` accepts from another partition; a larger number would be a protocol
+# error in the middle of an epoch.
+_MOST_NEIGHBORS = 2**31 - 1
+SPLIT, BOUND = "split", "bound"
+"""Treatments of a batch that is larger than the sizes that `pad` gives."""
+_SIZES, LARGER = ("nodes", "edges"), "larger"
+PPR_IS_UNWEIGHTED = (
+    "with_weight=True cannot be combined with PPRSamplerOptions: a push goes to all neighbours "
+    "evenly; leave one of them out"
+)
+NO_PORT = 0
+"""GLT's options name a port; nothing of ours listens on it."""
+
+
+def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeighbors:
+    """Return the fanout by message-passing edge type (a list for a homogeneous graph).
+
+    Raises:
+        ConfigError: Wrong keys, unequal hop counts, or a fanout below -1; names the offender.
+    """
+    if isinstance(num_neighbors, PyGNumNeighbors):
+        num_neighbors = _values_of(num_neighbors, schema)
+    if schema.edge_types is None:
+        if isinstance(num_neighbors, Mapping):
+            raise ConfigError(
+                "num_neighbors is a dict, but the graph is homogeneous: pass a list, as [15, 10]"
+            )
+        _check_hops(num_neighbors, "num_neighbors")
+        return list(num_neighbors)
+    # Label edges are to be predicted: messages along them would give the answer away.
+    walked = [edge_type for edge_type in schema.edge_types if not is_label_edge_type(edge_type)]
+    if schema.edge_types and not walked:
+        raise ConfigError(
+            f"the graph has label edge types only ({schema.edge_types}): nothing to sample over"
+        )
+    # The same list for each type; the copies are made below, where types get their plain form.
+    if not isinstance(num_neighbors, Mapping):
+        num_neighbors = dict.fromkeys(walked, num_neighbors)
+    unknown = [name for name in num_neighbors if name not in walked]
+    missing = [name for name in walked if name not in num_neighbors]
+    if unknown or missing:
+        raise ConfigError(
+            "num_neighbors must name exactly the message-passing edge types"
+            + "".join(_unknown_type(name, walked) for name in unknown)
+            + (f"; it lacks {missing}" if missing else "")
+            + "; a list in place of the dict is for all of them"
+        )
+    for name, hops in num_neighbors.items():
+        _check_hops(hops, f"num_neighbors[{name}]")
+    counts = {name: len(hops) for name, hops in num_neighbors.items()}
+    if len(set(counts.values())) > 1:
+        raise ConfigError(
+            f"the number of hops must be the same across all edge types, num_neighbors has {counts}"
+        )
+    # Plain tuples: workers would have to import a user's NamedTuple to read the plan.
+    return {plain_edge_type(name): list(hops) for name, hops in num_neighbors.items()}
+
+
+def _unknown_type(name: Any, walked: list[EdgeType]) -> str:
+    """Return the error message for a name that is no walked edge type."""
+    if not isinstance(name, tuple) or len(name) != 3:
+        return f"; {name!r} is no edge type (source, relation, destination)"
+    if is_label_edge_type(name):
+        return f"; {name} has labels, which are never walked"
+    ends = {name[0], name[2]}
+    near = [one for one in walked if one[1] == name[1] or {one[0], one[2]} == ends]
+    return f"; {name} is none of them" + (f", did you mean {near[0]}?" if near else "")
+
+
+def _values_of(given: PyGNumNeighbors, schema: DatasetSchema) -> Any:
+    """Return the values of PyG's ``NumNeighbors`` for the walked edge types."""
+    walked = [name for name in schema.edge_types or () if not is_label_edge_type(name)]
+    try:
+        return given._get_values(walked or None)  # get_values() keeps the first graph's answer
+    except ValueError as error:
+        raise ConfigError(f"num_neighbors={given}: {error}; the graph has {walked}") from error
+
+
+def check_attribute_names(schema: DatasetSchema, own: Collection[str], loader: str) -> None:
+    """Check that no attribute of the dataset has the name of one that the loader sets.
+
+    Args:
+        schema: Types and widths of the dataset.
+        own: Names that not all loaders set; a dataset carries none of those that all set.
+        loader: Name of the loader's class.
+
+    Raises:
+        ConfigError: One has, and batches would have either without any sign which.
+    """
+    named = [*schema.node_attributes.values(), *schema.edge_attributes.values()]
+    taken = sorted({name for names in named for name in names if name in own})
+    if taken:
+        raise ConfigError(
+            f"this {loader} sets {taken} in its batches, and the dataset has attributes of that "
+            "name: rename them before the dataset is made"
+        )
+
+
+def checked_function(name: str, value: Any) -> Any:
+    """Return ``value`` if it can be called, or is None."""
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} must be a function, got {value!r}")
+    return value
+
+
+def _check_hops(hops: Any, name: str) -> None:
+    if not isinstance(hops, (list, tuple)):
+        raise ConfigError(f"{name} must be a list with a fanout per hop, got {hops!r}")
+    for hop, fanout in enumerate(hops):
+        # A bool is an int, and `[True, True]` would sample one neighbour per hop.
+        if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:
+            raise ConfigError(
+                f"{name}[{hop}] must be a number of neighbours, or -1 for all, got {fanout!r}"
+            )
+        if fanout > _MOST_NEIGHBORS:
+            raise ConfigError(
+                f"{name}[{hop}] must be at most {_MOST_NEIGHBORS}, got {fanout}: -1 takes all"
+            )
+
+
+def create_sampling_config(
+    num_neighbors: NumNeighbors,
+    dataset_schema: DatasetSchema,
+    batch_size: int = 1,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    with_weight: bool = False,
+    with_edge: bool | None = None,
+    seed: int | None = None,
+) -> SamplingConfig:
+    """Return a GLT ``SamplingConfig`` of type NODE; label edge types are never sampled.
+
+    Args:
+        num_neighbors: Neighbours per hop, -1 for all. A list holds for every message-passing
+            edge type; a dict must name exactly those.
+        dataset_schema: Types and widths of the dataset.
+        batch_size: Seeds per batch.
+        shuffle: Shuffle the seeds every epoch.
+        drop_last: Leave out an incomplete last batch.
+        with_weight: Draw neighbours by edge weight.
+        with_edge: Whether batches have edge ids; None: if there are edge features.
+        seed: Decides every draw.
+
+    Raises:
+        ConfigError: Wrong keys, unequal hop counts, a fanout below -1: names the offender.
+    """
+    positive("batch_size", batch_size)
+    return SamplingConfig(
+        sampling_type=SamplingType.NODE,
+        num_neighbors=patch_fanout(num_neighbors, dataset_schema),
+        batch_size=batch_size,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        with_edge=_has_edge_values(dataset_schema) if with_edge is None else with_edge,
+        collect_features=True,
+        with_neg=False,
+        with_weight=with_weight,
+        edge_dir=dataset_schema.edge_dir,
+        seed=seed,
+    )
+
+
+def _has_edge_values(schema: DatasetSchema) -> bool:
+    """Return whether edges have features, weights, or other attributes that batches carry."""
+    return bool(schema.edge_feature_info or schema.edge_attributes)
+
+
+def validate_for_weighted_sampling(
+    with_weight: bool,
+    dataset: Dataset | RemoteDataset,
+    sampler_options: SamplerOptions | None = None,
+) -> None:
+    """Check that a dataset can be sampled by weight, as GiGL's method does.
+
+    Args:
+        with_weight: Whether it is to be.
+        dataset: A ``DistDataset`` or a ``RemoteDistDataset``.
+        sampler_options: The sampler.
+
+    Raises:
+        ConfigError: No edge type has weights, or the sampler takes none.
+    """
+    if not with_weight:
+        return
+    if isinstance(sampler_options, PPRSamplerOptions):
+        raise ConfigError(PPR_IS_UNWEIGHTED)
+    if isinstance(dataset, Dataset):
+        has_weights = DistDataset.wrap(dataset).has_edge_weights
+    else:
+        has_weights = dataset.fetch_edge_weights_registered()
+    if not has_weights:
+        raise ConfigError(
+            "with_weight=True, but no edge type of the dataset has weights: give the graph an "
+            "edge_weight attribute, or sample without weights"
+        )
+
+
+def create_mp_producer(
+    dataset: Dataset,
+    sampler_input: NodeSamplerInput,
+    sampling_config: SamplingConfig,
+    worker_options: MpDistSamplingWorkerOptions,
+    sampler_options: SamplerOptions | None = None,
+    channel_name: str | None = None,
+) -> DistSamplingProducer:
+    """Return a producer, not yet started, with a channel of its own.
+
+    Args:
+        dataset: The dataset.
+        sampler_input: Seeds.
+        sampling_config: From `create_sampling_config`.
+        worker_options: From `create_colocated_worker_options`.
+        sampler_options: The sampler of the workers.
+        channel_name: GiGL's, for metrics of it; ``loader.stats()`` has them here.
+    """
+    channel = create_colocated_channel(worker_options)
+    return DistSamplingProducer(
+        dataset, sampler_input, sampling_config, worker_options, channel, sampler_options
+    )
+
+
+def create_colocated_channel(
+    worker_options: MpDistSamplingWorkerOptions,
+    channel_name: str | None = None,
+    *,
+    device: torch.device | None = None,
+) -> ShmChannel:
+    """Return a channel of ``channel_capacity`` messages and ``channel_size`` bytes.
+
+    Args:
+        worker_options: With ``pin_memory``, slots are pinned.
+        channel_name: GiGL's, for metrics of it.
+        device: The CUDA device that batches go to, which pins the slots; None: the current one.
+    """
+    return ShmChannel(
+        worker_options.channel_capacity,
+        parse_size(worker_options.channel_size, "channel_size"),
+        # Slots are pinned once, when they are made, and reused: pinning takes longer than a copy.
+        register=partial(pin_if_possible, device=device) if worker_options.pin_memory else None,
+    )
+
+
+def pin_if_possible(
+    address: int, nbytes: int, device: torch.device | None = None
+) -> PinnedRange | None:
+    """Pin a new slot for a device; if the system refuses, copies from it are only slower."""
+    try:
+        # Not through the current device: without `set_device` that is GPU 0 in all ranks, and each
+        # would open a context there.
+        return PinnedRange(address, nbytes, device)
+    except PinMemoryError as error:
+        logger.warning("batches stay unpinned, copies to the device will not overlap: %s", error)
+        return None
+
+
+def create_colocated_worker_options(
+    *,
+    dataset_num_partitions: int,
+    num_workers: int,
+    worker_concurrency: int,
+    master_ip_address: str,
+    master_port: int,
+    channel_size: int | str,
+    pin_memory: bool,
+) -> MpDistSamplingWorkerOptions:
+    """Return GLT's options for sampling subprocesses on CPU devices.
+
+    Raises:
+        ConfigError: A count is not positive, or ``worker_concurrency`` above 32.
+    """
+    parse_size(channel_size, "channel_size")
+    check_workers(num_workers, worker_concurrency)
+    return MpDistSamplingWorkerOptions(
+        num_workers=num_workers,
+        # GLT would choose devices by itself, and workers that sample on the CPU need no CUDA
+        # context.
+        worker_devices=[torch.device("cpu")] * num_workers,
+        worker_concurrency=worker_concurrency,
+        master_addr=master_ip_address,
+        master_port=master_port,
+        num_rpc_threads=min(dataset_num_partitions, _MAX_RPC_THREADS),
+        rpc_timeout=RPC_TIMEOUT_S,
+        channel_size=channel_size,
+        pin_memory=pin_memory,
+    )
+
+
+def create_graph_store_worker_options(
+    *,
+    dataset: RemoteDataset,
+    compute_rank: int | None = None,
+    worker_key: str,
+    num_workers: int,
+    worker_concurrency: int,
+    channel_size: int | str,
+    prefetch_size: int,
+) -> RemoteDistSamplingWorkerOptions:
+    """Return GLT's options for sampling on all storage servers.
+
+    A sampling port per compute process, free on the storage master, is asked for; without a
+    ``compute_rank``, which later versions of GiGL do not give, none is.
+    """
+    options = graph_store_options(
+        dataset=dataset, worker_key=worker_key, num_workers=num_workers,
+        worker_concurrency=worker_concurrency, channel_size=channel_size,
+        prefetch_size=prefetch_size,
+    )  # fmt: skip
+    if compute_rank is None:
+        return options
+    # The group's figure, as `init_compute_process` takes it: without a group, asking for ports says
+    # what is missing.
+    in_group = dist.is_initialized()
+    info = dataset.cluster_info
+    world_size = dist.get_world_size() if in_group else info.compute_cluster_world_size
+    if not 0 <= compute_rank < world_size:
+        raise ConfigError(f"compute_rank must be in [0, {world_size}), got {compute_rank}")
+    options.master_port = dataset.fetch_free_ports_on_storage_cluster(world_size)[compute_rank]
+    return options
+
+
+def graph_store_options(
+    *,
+    dataset: RemoteDataset,
+    worker_key: str,
+    num_workers: int,
+    worker_concurrency: int,
+    channel_size: int | str,
+    prefetch_size: int,
+) -> RemoteDistSamplingWorkerOptions:
+    """Return what `create_graph_store_worker_options` does, without a port; no server is asked.
+
+    Our own loaders take these: an agreed port costs a call and a broadcast.
+    """
+    check_workers(num_workers, worker_concurrency)
+    parse_size(channel_size, "channel_size")
+    positive("prefetch_size", prefetch_size)
+    info = dataset.cluster_info
+    return server_worker_options(
+        server_rank=list(range(info.num_storage_nodes)),
+        num_workers=num_workers,
+        worker_concurrency=worker_concurrency,
+        master_addr=info.storage_cluster_master_ip,
+        master_port=NO_PORT,
+        rpc_timeout=RPC_TIMEOUT_S,
+        buffer_size=channel_size,
+        prefetch_size=prefetch_size,
+        worker_key=worker_key,
+    )
+
+
+def check_workers(num_workers: int, worker_concurrency: int) -> None:
+    """Raise where GLT would silently clamp."""
+    # 0 is a valid value, but only for loaders that build no such options: hence another message.
+    if num_workers == 0 and not isinstance(num_workers, bool):
+        raise ConfigError("num_workers must be > 0 here, got 0: these options are for workers")
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+        raise ConfigError(
+            f"num_workers must be an integer >= 0, got {num_workers!r}: 0 samples in this process"
+        )
+    positive("worker_concurrency", worker_concurrency)
+    if worker_concurrency > _MAX_CONCURRENCY:
+        raise ConfigError(
+            f"worker_concurrency must be at most {_MAX_CONCURRENCY}, got {worker_concurrency}"
+        )
+
+
+def flag(name: str, value: Any) -> None:
+    """Raise `ConfigError` unless ``value`` is a bool: the text "False" counts as true."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
+
+
+def positive(name: str, value: Any) -> None:
+    """Raise `ConfigError` unless ``value`` is an int above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be an integer > 0, got {value!r}")
+
+
+def check_pad(pad: Any) -> None:
+    """Raise `ConfigError` if ``pad`` is invalid for any graph."""
+    if isinstance(pad, bool):
+        return
+    if not isinstance(pad, Mapping) or not set(_SIZES) <= set(pad) <= {*_SIZES, LARGER}:
+        raise ConfigError(
+            'pad must be True, False or {"nodes": sizes, "edges": sizes}, and may have '
+            f'"larger": "split" or "bound"; got {pad!r}'
+        )
+    if pad.get(LARGER, SPLIT) not in (SPLIT, BOUND):
+        raise ConfigError(f'pad["larger"] must be "split" or "bound", got {pad[LARGER]!r}')
+    for name in _SIZES:
+        sizes = pad[name]
+        for size in sizes.values() if isinstance(sizes, Mapping) else (sizes,):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+                raise ConfigError(
+                    f'pad["{name}"] must be an integer >= 0, or one for each type, got {sizes!r}'
+                )

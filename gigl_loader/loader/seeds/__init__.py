@@ -1,0 +1,1 @@
+"""The seeds of an epoch, as users give them: checked, cut over ranks, grouped."""

@@ -1,0 +1,1 @@
+"""Graphs and partitions that other libraries wrote, as tables."""

@@ -1,0 +1,234 @@
+"""Graphs that GiGL's data preprocessor wrote, as tables: metadata in YAML, rows in TFRecords.
+
+The task's file has ``graphMetadata`` (types and their numbers) and the place of the preprocessed
+metadata, which name the columns and files of each type. Both are protocol buffers in YAML.
+"""
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from gigl_loader.dataset.schema import edge_type_str
+from gigl_loader.errors import ConfigError
+from gigl_loader.partitioning.other_libraries.foreign_graphs import (
+    ForeignGraph,
+    TensorNames,
+    arrow_table,
+    draft_of,
+    keep,
+)
+from gigl_loader.partitioning.other_libraries.tfrecords import read_examples
+from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable
+from gigl_loader.runtime.memory.segments import Array
+
+_log = logging.getLogger(__name__)
+_EXACT = 2**24
+"""Largest integer up to which float32, GiGL's type of features, has all of them."""
+
+
+def read_gigl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
+    """Return a preprocessed graph as tables, whose files are written below ``folder``.
+
+    Args:
+        path: The YAML file of a task.
+        folder: A directory without other files.
+        given: No names: the metadata have them.
+
+    Raises:
+        ConfigError: A file is missing, damaged, or has something that tables cannot hold.
+    """
+    if any(given.values()):
+        raise ConfigError("GiGL's metadata name features and labels: leave out options of columns")
+    task = _Message.read(str(path))
+    metadata = task["graphMetadata"]
+    rows = _Message.read(task["sharedConfig"].text("preprocessedMetadataUri"))
+    nodes = rows["condensedNodeTypeToPreprocessedMetadata"]
+    edges = rows["condensedEdgeTypeToPreprocessedMetadata"]
+    graph = ForeignGraph()
+    for number, node_type in metadata.numbered("condensedNodeTypeMap", "nodeTypes"):
+        output = nodes[number]
+        ids = {"_id": output.text("nodeIdKey")}
+        table = _RecordTable(output, folder / "nodes" / str(node_type), ids, labels=True)
+        graph.nodes[str(node_type)] = NodeTable(
+            table.files, id="_id", features=table.features, label=table.label,
+        )  # fmt: skip
+    for number, names in metadata.numbered("condensedEdgeTypeMap", "edgeTypes"):
+        types = _Message(names, metadata.where)
+        edge_type = (types.text("srcNodeType"), types.text("relation"), types.text("dstNodeType"))
+        output = edges[number]
+        ids = {"_src": output.text("srcNodeIdKey"), "_dst": output.text("dstNodeIdKey")}
+        graph.edges[edge_type] = []
+        for kind, supervision in (("main", None), ("positive",) * 2, ("negative",) * 2):
+            if f"{kind}EdgeInfo" not in output:
+                continue
+            place = folder / "edges" / edge_type_str(edge_type) / kind
+            table = _RecordTable(output[f"{kind}EdgeInfo"], place, ids, features=kind == "main")
+            graph.edges[edge_type].append(EdgeTable(
+                table.files, src="_src", dst="_dst", features=table.features,
+                supervision=supervision,  # type: ignore[arg-type]
+            ))  # fmt: skip
+        if not graph.edges[edge_type]:
+            raise ConfigError(f"{output.where} has no mainEdgeInfo")
+    return graph
+
+
+class _Message:
+    """A protocol buffer in YAML, whose fields have either spelling of their names.
+
+    Args:
+        content: A dict.
+        where: Its place, for errors.
+    """
+
+    def __init__(self, content: Any, where: str) -> None:
+        if not isinstance(content, dict):
+            raise ConfigError(f"{where} must have fields by name, got {type(content).__name__}")
+        self.where, self._content = where, content
+
+    @classmethod
+    def read(cls, uri: str) -> "_Message":
+        """Return the content of a YAML file."""
+        try:
+            import yaml  # an optional package
+
+            files, path = _file_system(uri)
+            with files.open(path) as file:
+                return cls(yaml.safe_load(file), uri)
+        except ImportError as error:
+            raise ConfigError('YAML needs pyyaml: run pip install "gigl_loader[tables]"') from error
+        except OSError as error:
+            raise ConfigError(f"{uri} cannot be read: {error.strerror or error}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{uri} is not valid YAML: {error}") from error
+
+    def get(self, name: str) -> Any:
+        """Return the value of a field; None: it is not given."""
+        other = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
+        return self._content.get(name, self._content.get(other))
+
+    def __contains__(self, name: str) -> bool:
+        return self.get(name) is not None
+
+    def __getitem__(self, name: str) -> "_Message":
+        # Numbers as keys are numbers in some files and text in others.
+        value = self.get(name)
+        if value is None and name.isdigit():
+            value = self._content.get(int(name))
+        if value is None:
+            raise ConfigError(
+                f"{self.where} has no {name}; it has {', '.join(map(str, self._content))}"
+            )
+        return _Message(value, f"{self.where}, {name}")
+
+    def text(self, name: str) -> str:
+        """Return the value of a field that is text."""
+        value = self.get(name)
+        if not isinstance(value, str) or not value:
+            raise ConfigError(f"{self.where}: {name} must be text, got {value!r}")
+        return value
+
+    def numbered(self, by_number: str, listed: str) -> Iterator[tuple[str, Any]]:
+        """Yield (number, value): of a map by number or, where it is not given, of a list."""
+        values = self.get(by_number) or dict(enumerate(self.get(listed) or []))
+        yield from sorted((str(number), value) for number, value in values.items())
+
+
+def _file_system(uri: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+
+        files, path = fsspec.core.url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"{uri} needs a file system that is not installed ({error}): install fsspec and its "
+            "requirements, or copy the files to a disk"
+        ) from error
+    return files, path
+
+
+class _RecordTable:
+    """The TFRecords of a type, written as Parquet: a file for each.
+
+    Args:
+        output: Their metadata.
+        folder: For the files.
+        ids: The features that are ids, by their column.
+        features: Whether features are read.
+        labels: Whether labels are read.
+    """
+
+    def __init__(
+        self, output: _Message, folder: Path, ids: dict[str, str], *, features: bool = True,
+        labels: bool = False,
+    ) -> None:  # fmt: skip
+        self._ids, self._where = ids, output.where
+        self._features = list(output.get("featureKeys") or []) if features else []
+        self._labels = list(output.get("labelKeys") or []) if labels else []
+        left_out = {*(output.get("featureKeys") or []), *(output.get("labelKeys") or [])}
+        if left_out := left_out - {*self._features, *self._labels}:
+            _log.warning("%s: %s left out: edges have no labels, and label edges no features",
+                         output.where, ", ".join(sorted(left_out)))  # fmt: skip
+        self._width = output.get("featureDim") if self._features else None
+        self.features = "features" if self._features else None
+        self.label = "label" if self._labels else None
+        self.files: list[str] = []
+        files, names = _record_files(output.text("tfrecordUriPrefix"), output.where)
+        for number, name in enumerate(names):
+            self._convert(files, name, folder / f"{number:06}.parquet")
+        if not self.files:
+            raise ConfigError(f"{output.where}: its TFRecords are empty")
+
+    def _convert(self, files: Any, name: str, path: Path) -> None:
+        """Write the rows of a file, if there are any."""
+        columns = list(dict.fromkeys([*self._ids.values(), *self._features, *self._labels]))
+        draft, writer = draft_of(path), None
+        with files.open(name, "rb") as file:
+            for values in read_examples(file, name, columns):
+                rows = arrow_table(self._rows(values, name))
+                writer = writer or pq.ParquetWriter(draft, rows.schema)
+                writer.write_table(rows)
+        if writer is not None:
+            writer.close()
+            self.files.append(keep(draft, path))
+
+    def _rows(self, values: dict[str, Array], name: str) -> dict[str, Array]:
+        rows: dict[str, Array] = {}
+        for column, key in self._ids.items():
+            if values[key].dtype != np.int64 or values[key].shape[1] != 1:
+                raise ConfigError(f"{name}: {key!r} must hold one integer, the id of a node")
+            rows[column] = values[key][:, 0]
+        if self._features:
+            rows["features"] = np.concatenate(
+                [_as_float(values[key], key, name) for key in self._features], axis=1
+            )
+            if self._width not in (None, rows["features"].shape[1]):
+                raise ConfigError(
+                    f"{name} has {rows['features'].shape[1]} features, {self._where} says "
+                    f"featureDim: {self._width}"
+                )
+        if self._labels:
+            labels = np.concatenate([values[key] for key in self._labels], axis=1)
+            rows["label"] = labels[:, 0] if labels.shape[1] == 1 else labels
+        return rows
+
+
+def _as_float(values: Array, key: str, name: str) -> Array:
+    """Return features as float32, the type that they have in GiGL."""
+    if values.dtype == np.int64 and np.abs(values).max(initial=0) > _EXACT:
+        raise ConfigError(f"{name}: feature {key!r} has integers above 2^24, which float32 lacks")
+    return values.astype(np.float32, copy=False)
+
+
+def _record_files(prefix: str, where: str) -> tuple[Any, Sequence[str]]:
+    """Return the file system and the TFRecord files whose path begins with ``prefix``, in order."""
+    files, path = _file_system(prefix)
+    pattern = f"{path.rstrip('/')}/**" if files.isdir(path) else f"{path}*"
+    names = sorted(n for n in files.glob(pattern) if n.endswith((".tfrecord", ".tfrecord.gz")))
+    if not names:
+        raise ConfigError(f"{where}: there is no .tfrecord or .tfrecord.gz file at {prefix}")
+    return files, names

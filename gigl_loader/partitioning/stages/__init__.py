@@ -1,0 +1,1 @@
+"""The stages of `partition_tables`: ids, rows, owners, edges."""

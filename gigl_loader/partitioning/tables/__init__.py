@@ -1,0 +1,1 @@
+"""Tables to read: what they hold, where their rows come from."""

@@ -1,2 +1,0 @@
-from gigl_loader.ray.store import GraphStore as GraphStore
-from gigl_loader.ray.store import start_graph_store as start_graph_store

@@ -1,0 +1,1 @@
+"""Compiled loops of samplers. No state, no I/O; they release the GIL."""

@@ -1,0 +1,292 @@
+"""Approximate personalised PageRank by forward push, over all partitions.
+
+Each seed of a batch has a vector of *scores* and one of *residuals*, which begins as 1 at the seed.
+A *push* of a node takes its residual ``r``: ``alpha * r`` becomes score, the rest goes to its
+neighbours, evenly. All due nodes are pushed in one turn, for all seeds of the batch. So a turn asks
+each other partition once for rows that are not here yet, and once for the degrees that decide
+which nodes are due next::
+
+    due ---rows of nodes that are new---> push ---degrees of nodes that are new---> due ...
+
+Nodes are numbered in order of appearance, over all types and for all seeds; a *slot* is one node of
+one seed. Nothing depends on the owner of a row, so any number of partitions gives the same bits.
+
+Source:
+    Andersen, Chung, Lang, "Local graph partitioning using PageRank vectors", FOCS 2006: the push,
+    and with it ``0 <= exact(v) - score(v) < eps * degree(v)`` on an undirected graph.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.sampler.kernels import ppr_kernels as kernels
+from gigl_loader.sampler.nodes import NodeLabels
+from gigl_loader.sampler.plan import Draw, Drawn
+from gigl_loader.sampler.rows.reader import GraphReader
+
+_UNKNOWN = -1
+_FAR = 1 << 62
+
+
+class GrowingVector:
+    """A vector that grows; new items have the given value."""
+
+    def __init__(self, dtype: Any, value: int | float) -> None:
+        self._values = np.full(1024, value, dtype)
+        self._value = value
+
+    def upto(self, size: int) -> Array:
+        """Return the first ``size`` items, a view that the next call may move."""
+        if size > self._values.size:
+            # Half as much again as needed, so that many small steps cost a few copies.
+            more = np.full(size + size // 2 - self._values.size, self._value, self._values.dtype)
+            self._values = np.concatenate([self._values, more])
+        return self._values[:size]
+
+
+class NeighborCache:
+    """Requested rows of one edge type, by node."""
+
+    def __init__(self) -> None:
+        self._starts, self._counts = GrowingVector(np.int64, 0), GrowingVector(np.int64, _UNKNOWN)
+        self._neighbors, self._edge_ids = GrowingVector(np.int64, 0), GrowingVector(np.int64, 0)
+        self._size = 0
+        self.with_ids = False
+
+    def missing(self, nodes: Array, total: int) -> Array:
+        """Return those of ``nodes`` whose rows are not here; ``total`` is the number of nodes."""
+        missing: Array = nodes[self._counts.upto(total)[nodes] == _UNKNOWN]
+        return missing
+
+    def add(self, nodes: Array, counts: Array, neighbors: Array, edge_ids: Array | None) -> None:
+        """Keep the rows of ``nodes``; ``neighbors`` are nodes, too."""
+        # Rows are stored in order of arrival, not by node.
+        starts = self._size + counts.cumsum() - counts
+        highest = int(nodes.max(initial=-1)) + 1
+        self._starts.upto(highest)[nodes] = starts
+        self._counts.upto(highest)[nodes] = counts
+        end = self._size + neighbors.size
+        self._neighbors.upto(end)[self._size :] = neighbors
+        if edge_ids is not None:
+            self._edge_ids.upto(end)[self._size :] = edge_ids
+            self.with_ids = True
+        self._size = end
+
+    def counts(self, nodes: Array, total: int) -> Array:
+        """Return the number of neighbours here of each of ``nodes``."""
+        counts: Array = np.maximum(self._counts.upto(total)[nodes], 0)
+        return counts
+
+    def table(self, total: int) -> tuple[Array, Array, Array]:
+        """Return (starts of rows, their lengths, neighbours)."""
+        counts = np.maximum(self._counts.upto(total), 0)
+        return self._starts.upto(total), counts, self._neighbors.upto(self._size)
+
+    def edges(self, total: int) -> tuple[Array, Array, Array | None]:
+        """Return (expanded node, neighbour, edge id) of all rows, by ascending expanded node."""
+        starts, counts, neighbors = self.table(total)
+        owners = np.repeat(np.arange(total), counts)
+        positions = np.arange(owners.size) + np.repeat(starts - (counts.cumsum() - counts), counts)
+        ids = self._edge_ids.upto(self._size)[positions] if self.with_ids else None
+        return owners, neighbors[positions], ids
+
+
+class Neighbourhood:
+    """The part of the graph that one batch has requested: nodes by number, rows, degrees.
+
+    Args:
+        reader: Reader of all partitions.
+        ends: By edge type, (type that is expanded, type of its neighbours).
+        draws: By edge type, the request for rows.
+        types: All node types.
+        keep: Takes an edge type, the requested nodes and the response; returns the part to keep.
+            None: all.
+    """
+
+    def __init__(
+        self,
+        reader: GraphReader,
+        ends: Mapping[EdgeType, tuple[NodeType, NodeType]],
+        draws: Mapping[EdgeType, Draw],
+        types: Sequence[NodeType],
+        keep: Callable[[EdgeType, Array, Drawn], Drawn] | None = None,
+    ) -> None:
+        self._reader, self._ends, self._draws, self._keep = reader, ends, draws, keep
+        self.types = list(types)
+        self._number = {name: number for number, name in enumerate(self.types)}
+        self._labels = NodeLabels()
+        self._degrees = GrowingVector(np.int64, _UNKNOWN)
+        self.rows = {edge_type: NeighborCache() for edge_type in ends}
+
+    @property
+    def size(self) -> int:
+        """The number of numbered nodes."""
+        return self._labels.count
+
+    def number(self, node_type: NodeType, ids: Array) -> Array:
+        """Return the number of each of ``ids`` (``[n]`` int64, global), new ones if needed."""
+        # One number for id and type: nodes of all types are counted together.
+        return self._labels.label(ids * len(self.types) + self._number[node_type])
+
+    def ids(self, node_type: NodeType, nodes: Array) -> tuple[Array, Array]:
+        """Return (those of ``nodes`` that are of the type, their global ids)."""
+        ids = self.ids_of_type(node_type, nodes)
+        chosen = np.flatnonzero(ids >= 0)
+        return nodes[chosen], ids[chosen]
+
+    def ids_of_type(self, node_type: NodeType, nodes: Array) -> Array:
+        """Return the global id of each of ``nodes``, -1 if it is of another type."""
+        codes = self._labels.nodes[nodes]
+        ids: Array = np.where(
+            codes % len(self.types) == self._number[node_type], codes // len(self.types), -1
+        )
+        return ids
+
+    def fetch(self, nodes: Array, edge_types: Sequence[EdgeType]) -> bool:
+        """Request the rows of ``nodes`` (each once) that are not here; return whether any was."""
+        pending = []
+        for edge_type in edge_types:
+            own, ids = self.ids(self._ends[edge_type][0], nodes)
+            # Rows of a node that was pushed before, for another seed or channel, are here.
+            own = self.rows[edge_type].missing(own, self.size)
+            if own.size:
+                _, ids = self.ids(self._ends[edge_type][0], own)
+                answer = self._reader.draw(self._draws[edge_type], ids)
+                pending.append((edge_type, own, ids, answer))
+        for edge_type, own, ids, answer in pending:  # all are requested before the first wait
+            drawn = answer()
+            if self._keep is not None:
+                drawn = self._keep(edge_type, ids, drawn)
+            # In the order of the edge types, not of arrival: numbers decide the order of slots,
+            # and so the order in which floats are added.
+            neighbors = self.number(self._ends[edge_type][1], drawn.neighbors)
+            self.rows[edge_type].add(own, drawn.counts, neighbors, drawn.edge_ids)
+        return bool(pending)
+
+    def degrees(self, nodes: Array) -> Array:
+        """Return the degrees by node, over all edge types; those of ``nodes`` are then known."""
+        # Nothing is numbered below, so this view stays valid.
+        known = self._degrees.upto(self.size)
+        new = np.unique(nodes[known[nodes] == _UNKNOWN])
+        if new.size:
+            # Not "unknown" even without an edge of any type: it would be requested again each turn.
+            known[new] = 0
+            pending = []
+            for edge_type, (expanded, _) in self._ends.items():
+                own, ids = self.ids(expanded, new)
+                if own.size:
+                    pending.append((own, self._reader.degrees(edge_type, ids)))
+            for own, answer in pending:
+                known[own] += answer()
+        return known
+
+
+@dataclass
+class SeedScores:
+    """Scores of all seeds, a row for each node that a seed reached."""
+
+    seed: Array
+    """``[n]`` int64: position of the seed in the batch."""
+    node: Array
+    """``[n]`` int64: number of the node in its `Neighbourhood`."""
+    score: Array
+    """``[n]`` float64; 0 if the node was not pushed."""
+    residual: Array
+    """``[n]`` float64: the score that further pushes of the node alone would add."""
+    hop: Array
+    """``[n]`` int64: fewest steps from the seed by which a push reached the node."""
+
+
+@dataclass
+class ForwardPush:
+    """Forward push from all seeds of a batch, along some edge types.
+
+    Args:
+        around: The known part of the graph; may be shared with other pushes of the batch.
+        edge_types: Edge types to walk.
+        alpha: Probability of a return to the seed.
+        eps: A node is due while its residual is at least this times its degree.
+        max_fetches: Most rounds of requests for rows; None: no limit.
+    """
+
+    around: Neighbourhood
+    edge_types: Sequence[EdgeType]
+    alpha: float
+    eps: float
+    max_fetches: int | None = None
+    _keys: NodeLabels = field(default_factory=NodeLabels)
+    _residual: GrowingVector = field(default_factory=lambda: GrowingVector(np.float64, 0.0))
+    _score: GrowingVector = field(default_factory=lambda: GrowingVector(np.float64, 0.0))
+    _hop: GrowingVector = field(default_factory=lambda: GrowingVector(np.int64, _FAR))
+    _seen: GrowingVector = field(default_factory=lambda: GrowingVector(np.int64, 0))
+
+    def run(self, node_type: NodeType, seeds: Array) -> SeedScores:
+        """Push until nothing is due; ``seeds`` are ``[n]`` int64 global ids, repeats allowed."""
+        # Slots are found by seed and node in one number; a repeated seed has slots of its own.
+        start = (np.arange(seeds.size) << 32) | self.around.number(node_type, seeds)
+        due = self._keys.label(start)
+        self._residual.upto(self._keys.count)[due] = 1.0
+        self._hop.upto(self._keys.count)[due] = 0
+        fetches, turn = 0, 0
+        while due.size:
+            turn += 1
+            # At the limit, pushes continue over the rows that are here. A node without its row
+            # counts as one without neighbours; the share of its neighbours is lost.
+            if self.max_fetches is None or fetches < self.max_fetches:
+                nodes = np.unique(self._nodes()[due])
+                fetches += self.around.fetch(nodes, self.edge_types)
+            due = self._due(self._push(due, turn))
+        count = self._keys.count
+        return SeedScores(
+            self._keys.nodes >> 32, self._nodes(), self._score.upto(count),
+            self.alpha * self._residual.upto(count), self._hop.upto(count),
+        )  # fmt: skip
+
+    def _nodes(self) -> Array:
+        return self._keys.nodes & 0xFFFFFFFF
+
+    def _push(self, due: Array, turn: int) -> Array:
+        """Push the slots ``due``, and return those that received something."""
+        count, total = self._keys.count, self.around.size
+        seeds, nodes, hops = self._keys.nodes >> 32, self._nodes(), self._hop.upto(count)
+        taken = np.empty(due.size, np.float64)
+        kernels.take(due, self.alpha, self._residual.upto(count), self._score.upto(count), taken)
+        # Neighbours of all types together: a node gives each of them the same.
+        lengths = {e: self.around.rows[e].counts(nodes[due], total) for e in self.edge_types}
+        neighbors = sum(lengths.values(), np.zeros(due.size, np.int64))
+        rest = (1.0 - self.alpha) / np.maximum(neighbors, 1)
+        size = int(neighbors.sum())
+        # Collected first and added later: adding needs slots, which new neighbours get in one
+        # call, and that may move the vectors.
+        keys, steps = np.empty(size, np.int64), np.empty(size, np.int64)
+        shares, at = np.empty(size, np.float64), 0
+        for edge_type in self.edge_types:
+            table = self.around.rows[edge_type].table(total)
+            at += kernels.spread(
+                due, taken, seeds, nodes, hops, *table, rest, keys[at:], shares[at:], steps[at:]
+            )
+        return self._receive(self._keys.label(keys), shares, steps, turn)
+
+    def _receive(self, scores: Array, shares: Array, steps: Array, turn: int) -> Array:
+        count = self._keys.count
+        touched = np.empty(min(scores.size, count), np.int64)
+        num_touched = kernels.receive(
+            scores, shares, steps, self._residual.upto(count), self._hop.upto(count),
+            self._seen.upto(count), turn, touched, 0,
+        )  # fmt: skip
+        return touched[:num_touched]
+
+    def _due(self, touched: Array) -> Array:
+        """Return those of ``touched`` that are due; the others cannot be, as they got nothing."""
+        residual, nodes = self._residual.upto(self._keys.count), self._nodes()
+        # Before degrees are requested, perhaps from other machines: most touched residuals are
+        # small.
+        touched = touched[residual[touched] >= self.eps]  # a degree is at least 1 here
+        degrees = self.around.degrees(nodes[touched])
+        due = np.empty(touched.size, np.int64)
+        return due[: kernels.due(touched, nodes, residual, degrees, self.eps, due)]

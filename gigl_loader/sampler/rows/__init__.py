@@ -1,0 +1,1 @@
+"""Neighbours and rows by global id, from whoever owns them."""

@@ -1,0 +1,471 @@
+"""A loader's side of a graph store, around servers that do what the test says."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.conditions import SetConstants
+from support.glt import NodeSamplerInput
+
+from gigl_loader.batch.message import Attempt, BatchTicket, Received
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerError,
+    SamplingError,
+    ServerDiedError,
+    UsageError,
+)
+from gigl_loader.graph_store.client import remote_source as module
+from gigl_loader.graph_store.client.absences import MOST_RETURNS, Absences
+from gigl_loader.graph_store.client.producers import Outcome, RemoteProducers
+from gigl_loader.graph_store.client.remote_source import RemoteSource
+from gigl_loader.sampler.options import SourceOptions
+from gigl_loader.sources.start_turns import LeaderTurns, WorkerTurns
+
+pytestmark = pytest.mark.waits
+
+BATCH_SIZE, NUM_SERVERS = 2, 4
+OPTIONS = SourceOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.2)
+
+
+class _Cluster:
+    """Servers 0 to 3 of two partitions: 0 and 2 are replicas, and so are 1 and 3."""
+
+    def __init__(self) -> None:
+        self.num_servers = NUM_SERVERS
+        self.rank, self.world_size, self.job = 0, 1, 0
+        self.incarnations = (1,) * NUM_SERVERS
+        self.renewals: dict[int, Any] = {}
+        self.lost: list[int] = []
+        self.closed = False
+        self.made: list[_Producers] = []
+        self.opened: list[_Channel] = []
+        self.events: deque[Callable[[], None]] = deque()
+        """What happens before the next batch is handed out."""
+
+    def await_servers(self, absences: Absences, wanted: Sequence[int] = ()) -> list[int]:
+        if absences.restless is not None:
+            raise ServerDiedError(f"server {absences.restless} came back too often")
+        live = [rank for rank in range(NUM_SERVERS) if rank not in self.lost]
+        if len({rank % 2 for rank in live}) < 2:
+            raise ServerDiedError("a partition has no server")
+        return live
+
+    def replica_of(self, server: int, servers: Sequence[int]) -> int | None:
+        return next((one for one in servers if one % 2 == server % 2), None)
+
+
+class _Producers(RemoteProducers):
+    """Notes what the servers are asked for, and asks nobody."""
+
+    replaced: Any = ()
+
+    def __init__(self, cluster: Any, *args: Any) -> None:
+        super().__init__(cluster, *args)
+        self.created: list[tuple[str | None, list[int]]] = []
+        self.ranks: list[int] = []
+        self.released: list[dict[str, Any]] = []
+        self.errors: deque[Exception] = deque()
+        cluster.made.append(self)
+
+    def create(
+        self, create: Any, options: Any, ranks: Any, source_options: Any, name: str, servers: Any
+    ) -> None:
+        self.ranks = list(ranks)
+        self.adopt(dict.fromkeys(servers, 0))
+        if self.errors:
+            raise self.errors.popleft()
+        self.created.append((options.worker_key, list(servers)))
+        self.ids = {server: 10 * len(self.created) + server for server in servers}
+        self.replaced = ()
+
+    def release(self, consumer: int, **how: Any) -> None:
+        self.released.append(how)
+
+
+class _Channel:
+    """Hands batches out in order; before the next one it does what the cluster's events are."""
+
+    def __init__(
+        self, servers: Sequence[int], ids: dict[int, int], *_: Any, cluster: _Cluster, **__: Any
+    ) -> None:
+        self.servers, self.ids, self.rows_apart = list(servers), dict(ids), False
+        self.left: deque[tuple[tuple[int, int], int]] = deque()
+        self.cancelled = self.closed = False
+        self.events = cluster.events
+        cluster.opened.append(self)
+
+    def start_epoch(
+        self, attempt: Attempt, batches: list[tuple[int, int]], positions: list[int]
+    ) -> None:
+        self.attempt, self.left = attempt, deque(zip(batches, positions, strict=True))
+
+    def next(self, timeout_s: float | None = None) -> Received | None:
+        if self.events:
+            self.events.popleft()()
+        if not self.left:
+            return None
+        (number, batch), position = self.left.popleft()
+        ticket = BatchTicket(0, self.attempt.serial, self.attempt.epoch, batch, position)
+        return Received(ticket, {}, {"server": self.servers[number]})
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def ready(self) -> bool:
+        return bool(self.left)
+
+    @property
+    def queue_depth(self) -> int:
+        return len(self.left)
+
+
+@pytest.fixture
+def cluster(take_part: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> _Cluster:
+    one = _Cluster()
+    take_part(one)
+    for stands_in, name in ((_Producers, "RemoteProducers"), (_Channel, "RemoteReceivingChannel")):
+        monkeypatch.setattr(module, name, stands_in)
+    return one
+
+
+def _inputs(*counts: int) -> list[NodeSamplerInput]:
+    return [NodeSamplerInput(torch.arange(count), None) for count in counts]
+
+
+def _source(
+    counts: tuple[int, ...] = (8, 8, 8, 8), servers: Any = (0, 1, 2, 3), **changes: Any
+) -> RemoteSource:
+    config = SimpleNamespace(batch_size=BATCH_SIZE, drop_last=False, seed=None)
+    options = SimpleNamespace(
+        server_rank=list(servers), worker_key=changes.pop("key", None), prefetch_size=2
+    )
+    how = {"shard": "machine", "source_options": OPTIONS, **changes}
+    return RemoteSource(lambda: 0, None, _inputs(*counts), config, options, None, **how)
+
+
+def _created(cluster: _Cluster, **how: Any) -> tuple[RemoteSource, _Producers]:
+    source = _source(**how)
+    source.open(WorkerTurns())
+    return source, cluster.made[-1]
+
+
+def _epoch(source: RemoteSource, batches: list[int] | None = None) -> list[tuple[int, int]]:
+    """Return (index within this process's share, server) of each batch of an epoch."""
+    wanted = list(range(source.num_batches)) if batches is None else batches
+    positions = range(3, 3 + 5 * len(wanted), 5)  # of the loader, and no count of the source's
+    source.start_epoch(Attempt(7, 1), wanted, positions)
+    found = []
+    while (received := source.next()) is not None:
+        assert received.ticket.attempt == Attempt(7, 1)
+        index = wanted[positions.index(received.ticket.position)]
+        found.append((index, received.stats["server"]))
+    return found
+
+
+# --- construction ---------------------------------------------------------------------------------
+
+
+def test_each_server_has_to_have_an_input(cluster) -> None:
+    with pytest.raises(ConfigError, match="one input per storage server: got 2 for servers"):
+        _source(counts=(8, 8))
+    with pytest.raises(ConfigError, match="must name all 4 storage servers"):
+        _source(counts=(8, 8), servers=(0, 1))
+    with pytest.raises(ConfigError, match="must name all 4 storage servers"):
+        _source(servers=(0, 1, 2, 2))
+
+
+def test_a_leader_waits_for_its_turn_before_it_asks(cluster) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Turns(LeaderTurns):
+        def wait(self, position: int) -> None:
+            asked.append((position, len(producers.created)))
+
+    source = _source(turns=Turns(gap_s=1.0, max_concurrent=1))
+    (producers,) = cluster.made
+    source.open(WorkerTurns())
+    assert asked == [(0, 0)]
+    assert len(producers.created) == 1
+
+
+def test_the_callers_options_are_left_as_they_are(cluster) -> None:
+    config = SimpleNamespace(batch_size=BATCH_SIZE, drop_last=False, seed=None)
+    options = SimpleNamespace(server_rank=[0, 1, 2, 3], worker_key="mine", prefetch_size=2)
+    source = RemoteSource(lambda: 0, None, _inputs(8, 8, 8, 8), config, options, None, OPTIONS)
+    assert source.input_len == 32
+    source.open(WorkerTurns())
+    _loses(cluster, 1)
+    assert len(_epoch(source)) == 16, "with producers of another name, after the loss"
+    assert (options.server_rank, options.worker_key) == ([0, 1, 2, 3], "mine")
+
+
+def test_before_producers_are_created_there_is_nothing_to_take(cluster) -> None:
+    source = _source()
+    with pytest.raises(UsageError, match="its producers were not created"):
+        source.next()
+    assert source.count_waiting() == 0
+    source.cancel_epoch()
+    source.shutdown()
+
+
+# --- epochs ---------------------------------------------------------------------------------------
+
+
+def test_batches_are_dealt_to_servers_in_turn(cluster) -> None:
+    source, producers = _created(cluster)
+    assert producers.created == [(None, [0, 1, 2, 3])]
+    assert source.num_batches == 16
+    assert _epoch(source) == [(batch, batch % 4) for batch in range(16)]
+    assert _epoch(source, [5, 0, 3]) == [(5, 1), (0, 0), (3, 3)], "in the order that was asked for"
+
+
+def test_servers_without_input_sample_nothing(cluster) -> None:
+    source, _ = _created(cluster, counts=(8, 0, 8, 0))
+    assert _epoch(source) == [(batch, 2 * (batch % 2)) for batch in range(8)]
+
+
+def test_batches_that_repeat_are_each_handed_out(cluster) -> None:
+    source, _ = _created(cluster)
+    assert _epoch(source, [2, 2, 1]) == [(2, 2), (2, 2), (1, 1)]
+
+
+# --- servers that are lost ------------------------------------------------------------------------
+
+
+def _loses(cluster: _Cluster, *servers: int, error: GiglLoaderError | None = None) -> None:
+    """Let servers be lost before the next batch."""
+
+    def lose() -> None:
+        cluster.lost = list(servers)
+        raise error or ServerDiedError(f"storage servers {servers} are gone")
+
+    cluster.events.append(lose)
+
+
+def _skip(cluster: _Cluster, count: int) -> None:
+    cluster.events.extend([lambda: None] * count)
+
+
+def _said_of_replicas(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in caplog.messages if "replicas sample" in text]
+
+
+def test_a_replica_samples_what_is_left_of_the_epoch(cluster, caplog) -> None:
+    source, producers = _created(cluster)
+    _skip(cluster, 5)
+    _loses(cluster, 1)
+    found = _epoch(source)
+    assert [batch for batch, _ in found] == list(range(16)), "each once, in the order of the epoch"
+    assert found[:5] == [(batch, batch % 4) for batch in range(5)]
+    assert found[5:] == [(batch, 3 if batch % 4 == 1 else batch % 4) for batch in range(5, 16)]
+    (_, first), (name, second) = producers.created
+    assert (first, second) == ([0, 1, 2, 3], [0, 2, 3])
+    assert name is not None, "the key of before has a producer that is ending"
+    assert producers.released == [{"is_broken": True, "waits": False}]
+    former, channel = cluster.opened
+    assert former.cancelled
+    assert former.closed
+    assert channel.ids == {0: 20, 2: 22, 3: 23}
+    told = "storage servers [1] are lost; their replicas sample for them"
+    assert _said_of_replicas(caplog) == [told]
+
+
+def test_a_server_that_is_back_takes_part_in_the_next_epoch(cluster) -> None:
+    source, producers = _created(cluster)
+    _loses(cluster, 1)
+    assert len(_epoch(source)) == 16
+    assert producers.created[-1][1] == [0, 2, 3]
+    cluster.lost = []
+    assert _epoch(source) == [(batch, batch % 4) for batch in range(16)]
+    names = [name for name, _ in producers.created]
+    assert len(set(names)) == 3, "no two have one name"
+    assert [servers for _, servers in producers.created][-1] == [0, 1, 2, 3]
+
+
+def test_no_two_recoveries_of_one_rank_have_one_name(cluster) -> None:
+    """Though the same servers are there: those would answer with the producer of before."""
+    source, producers = _created(cluster)
+    for _ in range(2):
+        _loses(cluster, 1)
+    assert len(_epoch(source)) == 16
+    names = [name for name, _ in producers.created]
+    assert len(set(names)) == len(names) == 3
+
+
+@pytest.fixture
+def two_ranks(cluster, monkeypatch) -> _Cluster:
+    """Rank 0 of two ranks that share a worker key; the other one is of the same mind."""
+
+    def decide(value: Any, world_size: int, kind: Any, decide: Any, outcome_kind: Any) -> Any:
+        return decide([value, Outcome(None, None) if isinstance(value, Outcome) else value])
+
+    monkeypatch.setattr(module, "decide_with_ranks", decide)
+    cluster.world_size = 2
+    return cluster
+
+
+def test_a_second_outage_of_ranks_that_share_a_key_is_survived(two_ranks) -> None:
+    """The same servers are there as after the first: those remember that producer as destroyed."""
+
+    def names() -> list[str | None]:
+        source, producers = _created(two_ranks, key="shared")
+        assert producers.ranks == [0, 1]
+        for _ in range(3):
+            _skip(two_ranks, 2)
+            _loses(two_ranks, 1)
+        assert len(_epoch(source)) == 8, "each of the two ranks has half of 16"
+        two_ranks.lost = []
+        return [name for name, _ in producers.created]
+
+    found = names()
+    assert len(set(found)) == len(found) == 4
+    assert names() == found, "another rank that sees the same comes to the same names"
+
+
+def test_a_server_that_was_started_again_gets_a_producer_anew(cluster, caplog) -> None:
+    source, producers = _created(cluster)
+    assert len(_epoch(source)) == 16
+    producers.replaced = [2]
+    assert _epoch(source) == [(batch, batch % 4) for batch in range(16)]
+    assert len(producers.created) == 2
+    assert _said_of_replicas(caplog) == [], "none is needed"
+
+
+def _is_back_too_late(cluster: _Cluster, producers: _Producers, times: int) -> None:
+    """Let a server come back, and be lost again while producers are created, ``times`` times."""
+    create, left = producers.create, list(range(times))
+
+    def fail_or_create(*args: Any) -> None:
+        if left:
+            left.pop()
+            cluster.renewals[1] = cluster.renewals.get(1, 0) + 1
+            raise ServerDiedError("storage server 1 is gone once more")
+        create(*args)
+
+    producers.create = fail_or_create  # type: ignore[assignment, method-assign]
+
+
+def test_the_limit_holds_for_each_absence_and_not_for_all_of_them(cluster) -> None:
+    """Seen: lost after 120 s in sum, with "is back" logged in between."""
+    source, producers = _created(cluster)
+    _is_back_too_late(cluster, producers, 4)  # a pause as long as the limit is after each
+    _loses(cluster, 1)
+    assert len(_epoch(source)) == 16
+    assert cluster.renewals == {1: 4}
+
+
+@pytest.mark.parametrize("epochs", [1, MOST_RETURNS])
+def test_a_server_that_is_lost_again_and_again_without_a_batch_ends_the_wait(
+    cluster, constants: SetConstants, epochs: int
+) -> None:
+    constants(module, _AGAIN_S=0.0)
+    source, producers = _created(cluster, source_options=replace(OPTIONS, reconnect_timeout_s=60.0))
+    cluster.renewals[1] = 100  # long ago
+    if epochs > 1:  # there were batches in between
+        for _ in range(epochs):
+            cluster.renewals[1] += 1
+            _loses(cluster, 1)
+            assert len(_epoch(source)) == 16
+    _is_back_too_late(cluster, producers, 1000)
+    _loses(cluster, 1)
+    before = cluster.renewals[1]
+    with pytest.raises(ServerDiedError, match="server 1 came back too often"):
+        _epoch(source)
+    assert cluster.renewals[1] - before == MOST_RETURNS
+
+
+def test_batches_of_a_server_whose_replica_does_not_sample_are_dealt_out(cluster) -> None:
+    """To all that do; each has the whole input."""
+    source, _ = _created(cluster, counts=(8, 8, 0, 8))
+    _loses(cluster, 0)
+    found = _epoch(source)
+    assert [batch for batch, _ in found] == list(range(12))
+    assert {server for _, server in found} == {1, 3}
+
+
+def test_a_partition_that_is_lost_is_the_first_error(cluster) -> None:
+    source, producers = _created(cluster)
+    _loses(cluster, 1, 3)
+    with pytest.raises(ServerDiedError, match=r"storage servers \(1, 3\) are gone") as caught:
+        _epoch(source)
+    assert "a partition has no server" in str(caught.value.__cause__)
+    source.shutdown()
+    assert producers.released[-1] == {"is_broken": True}, "workers end at once"
+
+
+def test_without_time_to_reconnect_a_lost_server_is_an_error(cluster) -> None:
+    options = SourceOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.0)
+    source, producers = _created(cluster, source_options=options)
+    _loses(cluster, 1)
+    with pytest.raises(ServerDiedError):
+        _epoch(source)
+    assert len(producers.created) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [PeerError("no memory"), SamplingError("worker 0", "ValueError: no")]
+)
+def test_a_failure_of_a_server_that_is_there_is_raised(cluster, error: GiglLoaderError) -> None:
+    source, producers = _created(cluster)
+    _loses(cluster, error=error)
+    with pytest.raises(type(error)) as caught:
+        _epoch(source)
+    assert caught.value is error
+    assert len(producers.created) == 1
+    source.shutdown()
+    assert producers.released == [{"is_broken": not isinstance(error, SamplingError)}]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SamplingError("worker 0", "PeerLostError: server 1 is gone"),
+        UsageError("producer 10 of storage server 1 never existed"),
+    ],
+)
+def test_what_comes_of_a_lost_server_is_recovered_from(cluster, error: GiglLoaderError) -> None:
+    """A worker that asked it, or a server that was started again, may be heard of first."""
+    source, producers = _created(cluster)
+    _loses(cluster, 1, error=error)
+    assert len(_epoch(source)) == 16
+    assert len(producers.created) == 2
+
+
+def test_producers_that_could_not_be_created_for_a_lost_server_are_created_again(cluster) -> None:
+    source = _source()
+    (producers,) = cluster.made
+    cluster.lost = [1]
+    producers.errors.append(ServerDiedError("storage server 1 is gone"))
+    source.open(WorkerTurns())
+    ((name, servers),) = producers.created
+    assert servers == [0, 2, 3]
+    assert name is not None
+    failed = _source()
+    producers = cluster.made[-1]
+    producers.errors.append(PeerError("no memory"))
+    with pytest.raises(PeerError, match="no memory"):
+        failed.open(WorkerTurns())
+    assert producers.released == [{"is_broken": True}]
+
+
+# --- end ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("linger", "is_broken"), [(None, False), (30.0, False), (0.0, True)])
+def test_a_shutdown_releases_the_producers(cluster, linger: float | None, is_broken: bool) -> None:
+    source, producers = _created(cluster)
+    _epoch(source)
+    source.shutdown(linger)
+    (channel,) = cluster.opened
+    assert channel.cancelled
+    assert channel.closed
+    assert producers.released == [{"is_broken": is_broken}]

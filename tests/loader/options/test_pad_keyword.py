@@ -1,0 +1,100 @@
+"""How ``pad=`` becomes a shape, without a loader."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gigl_loader.dataset.schema import DatasetSchema
+from gigl_loader.errors import ConfigError
+from gigl_loader.loader.options.loader_options import LoaderOptions
+from gigl_loader.loader.options.pad_keyword import Padding, make_padding
+from gigl_loader.sampler.anchors import ANCHOR_KIND
+from gigl_loader.sampler.edges import EDGE_KIND
+from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
+
+BUYS, BOUGHT = ("user", "buys", "item"), ("item", "rev_buys", "user")
+
+
+def _made(pad: Any = True, *, typed: bool = True, edge_dir: str = "in", **how: Any) -> Padding:
+    schema = DatasetSchema(
+        is_homogeneous_with_labeled_edge_type=False, edge_types=[BUYS, BOUGHT] if typed else None,
+        node_feature_info=None, edge_feature_info=None, edge_dir=edge_dir,  # type: ignore[arg-type]
+    )  # fmt: skip
+    num_nodes = (
+        {"user": 10**6, "item": 10**6} if typed else {"default_homogeneous_node_type": 10**6}
+    )
+    fanouts: Any = {BUYS: [2], BOUGHT: [3]} if typed else [2, 3]
+    in_step = how.pop("in_step", False)
+    given: dict[str, Any] = {
+        "fanouts": fanouts, "schema": schema, "num_nodes": num_nodes,
+        "inputs": [SimpleNamespace(input_type="user" if typed else None)],
+        "sampler": NEIGHBOR_KIND, "world_size": 2,
+    }  # fmt: skip
+    options = LoaderOptions(
+        num_neighbors=fanouts, batch_size=10, pad=pad, even_ranks="drop" if in_step else None
+    )
+    found = make_padding(options, **{**given, **how})
+    assert found is not None
+    return found
+
+
+def test_the_bound_has_two_dead_nodes_of_each_type() -> None:
+    found = _made()
+    assert found.shape.nodes == {"user": 12, "item": 32}
+    assert found.shape.edges == {BUYS: 0, BOUGHT: 30}
+    assert not found.may_split
+    plain = _made(typed=False)
+    assert plain.shape.nodes == {None: 10 + 20 + 60 + 2}
+    assert plain.shape.edges == {None: 20 + 60}
+
+
+def test_edge_types_have_the_names_of_a_batch() -> None:
+    found = _made(edge_dir="out")
+    assert found.shape.edges == {BOUGHT: 20, BUYS: 0}
+    assert found.shape.nodes == {"user": 12, "item": 22}
+
+
+def test_seed_edges_and_their_negatives_are_roots() -> None:
+    def nodes(**keywords: Any) -> Any:
+        sampler = EDGE_KIND.with_keywords({"edge_type": BUYS, **keywords})
+        return _made(sampler=sampler, fanouts={BUYS: [0], BOUGHT: [0]}).shape.nodes
+
+    assert nodes() == {"user": 12, "item": 12}
+    assert nodes(negatives="binary", amount=0.25) == {"user": 15, "item": 15}
+    assert nodes(negatives="triplet", amount=3) == {"user": 12, "item": 42}
+
+
+def test_labels_of_anchors_are_bounded_by_the_dataset_or_by_what_is_given() -> None:
+    keywords = {"supervision": (BUYS,), "labels_in_input": False, "max_labels": 4}
+    how: dict[str, Any] = {"fanouts": {BUYS: [0], BOUGHT: [0]}}
+    found = _made(sampler=ANCHOR_KIND.with_keywords(keywords), **how)
+    assert found.shape.nodes == {"user": 12, "item": 42}
+    with pytest.raises(ConfigError, match="any number of labels"):
+        _made(sampler=ANCHOR_KIND.with_keywords({**keywords, "max_labels": None}), **how)
+    columns = {
+        "positive:user__buys__item": torch.zeros(5, 3),
+        "negative:user__buys__item": torch.zeros(5, 2),
+    }
+    given = [SimpleNamespace(input_type="user", extra=columns), SimpleNamespace(input_type="user")]
+    sampler = ANCHOR_KIND.with_keywords({**keywords, "labels_in_input": True})
+    found = _made(sampler=sampler, inputs=given, **how)
+    assert found.shape.nodes == {"user": 12, "item": 52}
+
+
+SIZES = {"nodes": 60, "edges": 80}
+
+
+def test_ranks_in_step_cannot_split() -> None:
+    assert _made(SIZES, typed=False).may_split
+    with pytest.raises(ConfigError, match='same number of steps: add "larger": "bound"'):
+        _made(SIZES, typed=False, in_step=True)
+    found = _made({**SIZES, "larger": "bound"}, typed=False, in_step=True)
+    assert found.larger == _made(typed=False).shape
+    assert not found.may_split
+    # Sizes that are enough for any batch split none.
+    enough = _made({"nodes": 92, "edges": 80}, typed=False, in_step=True)
+    assert enough.larger is None
+    assert not enough.may_split
+    assert _made({"nodes": 91, "edges": 80}, typed=False).may_split

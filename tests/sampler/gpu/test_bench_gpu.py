@@ -1,0 +1,356 @@
+"""The page that ``make gpu`` writes, and the one in the tree; the rehearsal itself is CI's."""
+
+import argparse
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from support.conditions import Clock, Gpus
+from support.scripts import ForkedPython, run_python
+
+pytestmark = pytest.mark.waits
+
+FOLDER = Path(__file__).parents[3] / "examples" / "benchmarks" / "gpu"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module("bench")
+    for name in ("bench", "_cases", "_hops", "_sizes"):
+        sys.modules.pop(name, None)
+
+
+def _args(bench: ModuleType, **more: Any) -> argparse.Namespace:
+    args: argparse.Namespace = bench.make_parser().parse_args(["--minutes", "9"])
+    vars(args).update({"device": "cpu", "rehearse": True, **bench.SMALL, **more})
+    return args
+
+
+def _names(bench: ModuleType) -> list[str]:
+    return [*bench.OWN, *bench.PEERS, *bench.TRAINING, *bench.SCRIPTS]
+
+
+def test_the_page_in_the_tree_is_of_this_benchmark_and_says_what_it_is(bench: ModuleType) -> None:
+    text = (FOLDER / "README.md").read_text()
+    assert all(f"| {name} |" in text or f"{name} ([page]" in text for name in _names(bench))
+    rehearsed = "the CPU (" in text
+    assert (bench.REHEARSAL in text) == rehearsed
+    assert ("Tests: not run: a rehearsal" in text) == rehearsed
+    rows = [line for name in (*bench.OWN, *bench.TRAINING) for line in text.splitlines()
+            if line.startswith(f"| {name} |")]  # fmt: skip
+    assert all(row.split("|")[2].strip()[0].isdigit() for row in rows), "each of our own has run"
+
+
+def test_speeds_are_medians_and_shares_of_what_the_machine_copies(
+    bench: ModuleType, tmp_path: Path
+) -> None:
+    made = bench.Bench(_args(bench), tmp_path / "gpu.md")
+    made.results["copies"] = [{"host_to_device_gb_per_s": 20.0, "gather_gb_per_s": 300.0}]
+    made.results["workers"] = [
+        {"seeds_per_s": rates, "feature_gb_per_s": [r / 100 for r in rates], "device_gb": 3.0}
+        for rates in ([900.0, 1000.0], [1300.0])
+    ]
+    made.problems["PyG's NeighborLoader"] = "ImportError: 'NeighborSampler' requires 'pyg-lib'"
+    made.tests, made.tables = "7 passed", {title: ["| x |"] for title in bench.SCRIPTS}
+    text = bench.page(made)
+    assert "| workers | 1,000 (900 to 1,300) | 10.00 | 50% | 3.0 GB |" in text
+    assert "| PyG's NeighborLoader | ImportError: 'NeighborSampler' requires 'pyg-lib' |" in text
+    assert "copies 20.0 GB/s from pinned memory, and gathers 300.0 GB/s" in text
+    assert "Tests: 7 passed." in text
+    assert bench.UNFINISHED in text, "other loaders are missing"
+
+
+def test_mlperfs_setting(bench: ModuleType, tmp_path: Path) -> None:
+    args = bench.make_parser().parse_args([])
+    args.device = "cuda:0"
+    case = bench.Bench(args, tmp_path / "gpu.md").case("R-GAT, on the device")
+    assert (case.fanout, case.hidden) == ((15, 10, 5), 512), "from the seeds on"
+    assert 512 <= case.batch_size <= 1024
+    seeds = (case.warmup + case.windows * case.batches) * case.batch_size
+    assert case.nodes >= seeds, "enough seeds"
+    assert args.minutes <= 30
+
+
+def test_the_bytes_of_a_case_are_known_before_it_starts(
+    bench: ModuleType, tmp_path: Path, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the bound, R-GAT would take over 80 GB; with the sizes of real batches it does not."""
+    cases = importlib.import_module("_cases")
+    args = bench.make_parser().parse_args([])
+    args.device = "cuda:0"
+    case = bench.Bench(args, tmp_path / "gpu.md").case("R-GAT, on the device, one shape")
+    bounds = cases._bounds(case, case.batch_size)
+    most = {"nodes": bounds.nodes, "edges": bounds.edges}
+    assert sum(most["nodes"].values()) > 2_000_000
+    # 828,000 nodes and 1.95 million edges a batch, spread as at the bound
+    real = {
+        kind: {name: count * total // sum(most[kind].values()) for name, count in sizes.items()}
+        for total, (kind, sizes) in zip((828_000, 1_950_000), most.items(), strict=True)
+    }
+    gpus.append(80 * 10**9)
+    assert cases._why_left_out(case, real) is None
+    reason = cases._why_left_out(case, most)
+    assert reason is not None
+    assert re.fullmatch(r"left out: takes about \d+ GB, and 80 GB are free", reason)
+    piece = bench.Bench(_args(bench), tmp_path / "gpu.md")
+    result = bench.MARK + json.dumps({bench.LEFT_OUT: reason})
+    monkeypatch.setattr(bench, "output_of", lambda words, seconds: (0, result, ""))
+    piece._run_one(case.name)
+    assert f"| {case.name} | {reason} |" in bench.page(piece)
+
+
+def test_hops_have_places_of_their_own(bench: ModuleType, tmp_path: Path) -> None:
+    """All batches have one shape, which is trimmed hop by hop, and seeds have their outputs."""
+    cases = importlib.import_module("_cases")
+    case = bench.Bench(_args(bench), tmp_path / "gpu.md").case("R-GAT, on the device, one shape")
+    data, seeds = cases._typed(case), cases._seeds(case)
+    places = cases.measured_places(case, data, seeds)
+    model, shapes = cases.RelationalGAT(case).double().eval(), set()
+    small = replace(places, edges={name: [0] * 3 for name in places.edges})
+    with cases._loader(case, data, ("paper", seeds)) as loader, torch.no_grad():
+        for batch in loader:
+            for store in batch.node_stores:
+                store.x = store.x.double()
+            assert not small.fit(batch)
+            assert places.fit(batch)
+            x, edges = places.placed(batch)
+            shapes.add(str([rows.shape for rows in (*x.values(), *edges.values())]))
+            whole = model(batch.x_dict, batch.edge_index_dict)[: case.batch_size]
+            trimmed = model(x, edges, places.hops)
+            assert trimmed.shape[0] == sum(places.nodes["paper"][:2]), "the last layer reads those"
+            torch.testing.assert_close(trimmed[: case.batch_size], whole)
+    assert len(shapes) == 1
+    found = places.totals
+    assert {name: rows.shape[0] for name, rows in x.items()} == found["nodes"]
+    assert {name: ends.shape[1] for name, ends in edges.items()} == found["edges"]
+
+
+def test_a_peer_that_cannot_run_is_left_out_by_name(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", ForkedPython)  # PyG is imported already
+    cases = importlib.import_module("_cases")
+    piece = bench.Bench(_args(bench), tmp_path / "gpu.md")
+    if cases.WITH_PYG_LIB:
+        pytest.skip("pyg-lib is here")
+    for name in bench.PEERS:
+        piece._run_one(name)
+        assert f"| {name} | left out: needs pyg-lib, which cannot be imp" in bench.page(piece)
+
+
+# --- pieces of a run ------------------------------------------------------------------------------
+
+MEASURED = {
+    "seeds_per_s": [1000.0], "host_to_device_gb_per_s": 20.0, "gather_gb_per_s": 300.0,
+}  # fmt: skip
+
+
+class Machine:
+    """Takes the place of processes: each takes a minute of the clock, and has a result."""
+
+    def __init__(self, bench: ModuleType, clock: Clock) -> None:
+        self.bench, self.clock = bench, clock
+        self.ran: list[str] = []
+        self.fails: dict[str, str] = {}
+        self.takes: dict[str, float] = {}
+        self.pages: list[str] = []
+        self.page: Path | None = None
+
+    def output_of(self, words: list[str], seconds: float) -> tuple[int | None, str, str]:
+        if self.page is not None and self.page.exists():
+            self.pages.append(self.page.read_text())
+        is_case = words[0].endswith("_cases.py")
+        name = json.loads(words[1])["name"] if is_case else Path(words[0]).name
+        takes = self.takes.get(name, 60.0)
+        self.clock.sleep(min(takes, seconds))
+        self.ran.append(name)
+        if takes > seconds:
+            return None, "", ""
+        if name in self.fails:
+            return 1, "", self.fails[name] + "\n"
+        return 0, self.bench.MARK + json.dumps(MEASURED) if is_case else "| a table |", ""
+
+
+@pytest.fixture
+def machine(
+    bench: ModuleType, clock_of: Callable[..., Clock], monkeypatch: pytest.MonkeyPatch
+) -> Machine:
+    machine = Machine(bench, clock_of(bench))
+    monkeypatch.setattr(bench, "output_of", machine.output_of)
+    return machine
+
+
+def _piece(bench: ModuleType, page: Path, *, go_on: bool, **more: Any) -> tuple[Any, bool]:
+    piece = bench.Bench(_args(bench, go_on=go_on, **more), page)
+    if go_on:
+        piece.load()
+    return piece, piece.run()
+
+
+def test_pieces_of_nine_minutes_continue_each_others_page(
+    bench: ModuleType, machine: Machine, tmp_path: Path
+) -> None:
+    page = tmp_path / "gpu.md"
+    machine.page = page
+    _, is_done = _piece(bench, page, go_on=False)
+    assert not is_done
+    assert machine.clock.now <= 1000 + 9 * 60
+    first = page.read_text()
+    assert bench.UNFINISHED in first
+    assert "| workers | 1,000 (1,000 to 1,000) |" in first, "what was measured is on the page"
+    assert "| R-GAT, on the device, one shape | not run yet |" in first
+    # each case is on the page before the next one starts
+    assert "| workers | not run yet |" in machine.pages[machine.ran.index("workers")]
+    assert "| workers | 1,000 " in machine.pages[machine.ran.index("in process")]
+    _, is_done = _piece(bench, page, go_on=True)
+    assert is_done
+    assert sorted(machine.ran) == sorted(set(machine.ran)), "nothing is measured twice"
+    text = page.read_text()
+    assert bench.UNFINISHED not in text
+    assert all(f"| {name} | 1,000 " in text for name in (*bench.OWN, *bench.TRAINING))
+
+
+def test_what_was_measured_is_never_said_to_have_had_no_time(
+    bench: ModuleType, machine: Machine, tmp_path: Path
+) -> None:
+    """Time is up in the second round: the first one's figures stay, and nothing has failed."""
+    page = tmp_path / "gpu.md"
+    machine.takes["workers"] = 30.0
+    piece, is_done = _piece(bench, page, go_on=False, rounds=9)
+    while not is_done and len(piece.results["R-GAT, workers"]) < 1:
+        piece, is_done = _piece(bench, page, go_on=True, rounds=9)
+    assert not is_done
+    assert piece.problems == {}
+    assert 1 <= len(piece.results["workers"]) < 9
+    assert "no time" not in page.read_text()
+
+
+def test_what_fails_is_tried_again_after_all_others(
+    bench: ModuleType, machine: Machine, tmp_path: Path
+) -> None:
+    page, name = tmp_path / "gpu.md", "in process"
+    machine.fails[name] = "RuntimeError: CUDA out of memory"
+    piece, _ = _piece(bench, page, go_on=False, rounds=2)
+    assert machine.ran.count(name) == 1, "not in each round of a piece"
+    assert f"| {name} | RuntimeError: CUDA out of memory |" in page.read_text()
+    del machine.fails[name]
+    count = len(machine.ran)
+    is_done = False
+    while not is_done:
+        piece, is_done = _piece(bench, page, go_on=True, rounds=2)
+    assert machine.ran[count:].index(name) > machine.ran[count:].index("R-GAT, workers")
+    assert piece.problems == {}
+
+
+@pytest.mark.parametrize(("takes", "problem"), [(400.0, "no result in 300 s"), (250.0, None)])
+def test_a_case_that_only_the_piece_ended_starts_the_next_one(
+    takes: float, problem: str | None, bench: ModuleType, machine: Machine, tmp_path: Path
+) -> None:
+    page, name = tmp_path / "gpu.md", "R-GAT, workers"
+    machine.takes.update({name: takes, "bench_step.py": 20.0, "-m": 0.0})
+    piece, is_done = _piece(bench, page, go_on=False)
+    assert not is_done
+    assert machine.ran[-1] == name
+    assert name not in piece.problems
+    count = len(machine.ran)
+    piece, _ = _piece(bench, page, go_on=True)
+    assert machine.ran[count] == name
+    assert piece.problems.get(name) == problem
+    assert len(piece.results[name]) == (problem is None)
+
+
+def test_pages_of_other_machines_or_sizes_are_not_continued(
+    bench: ModuleType, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "gpu.md"
+    with pytest.raises(SystemExit, match="is not there: start without --continue"):
+        _piece(bench, page, go_on=True)
+    _piece(bench, page, go_on=False)
+    with pytest.raises(SystemExit, match="begun with dim 8, now 16"):
+        _piece(bench, page, go_on=True, dim=16)
+    monkeypatch.setattr(bench, "device_name", lambda device: "another GPU")
+    with pytest.raises(SystemExit, match=r"begun with machine .*, now 'another GPU'"):
+        _piece(bench, page, go_on=True)
+
+
+def test_its_tests_start_where_packages_are_missing(bench: ModuleType) -> None:
+    """Pytest runs none if a file cannot be imported, and ``make gpu`` brings but a few packages."""
+    missing = ["duckdb", "fsspec", "matplotlib", "pandas", "pyarrow", "ray", "sklearn", "yaml"]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing})); import pytest; "
+        f"sys.exit(pytest.main(['-q', '-m', 'gpu', '--collect-only', *{bench.gpu_tests()}]))"
+    )
+    done = run_python("-c", code, folder=FOLDER.parents[2])
+    assert done.returncode == 0, done.stdout
+    assert "test_on_cuda.py::test_the_bits_of_the_cpu[" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "on_page", "problem", "failed"),
+    [
+        (0, "80 passed in 9s", "80 passed in 9s", None, False),
+        (1, "2 failed, 78 passed in 9s", "2 failed, 78 passed in 9s", None, True),
+        (4, "ERROR: no module named hypothesis", "", "ERROR: no module named hypothesis", False),
+    ],
+)
+def test_tests_that_fail_or_do_not_start_are_told(
+    code: int, said: str, on_page: str, problem: str | None, failed: bool,
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(bench, "output_of", lambda words, seconds: (code, said, ""))
+    piece = bench.Bench(_args(bench, device="cuda:0"), tmp_path / "gpu.md")
+    piece._run_one(bench.TESTS)
+    assert (piece.tests, piece.problems.get(bench.TESTS)) == (on_page, problem)
+    assert piece.tests_failed == failed
+    assert (bench.TESTS in piece.todo()) == (problem is not None), "it is tried again"
+
+
+def test_tests_that_need_longer_than_half_a_piece_leave_time_for_the_rest(
+    bench: ModuleType, machine: Machine, tmp_path: Path
+) -> None:
+    args = _args(bench, device="cuda:0")
+    piece = bench.Bench(args, tmp_path / "gpu.md")
+    machine.takes["-m"] = 1000.0
+    piece._run_one(bench.TESTS)
+    assert machine.clock.now == 1000 + 270
+    assert piece.problems == {bench.TESTS: "not done after 270 s"}
+
+
+def test_processes_of_a_case_that_is_ended_end_with_it(bench: ModuleType, tmp_path: Path) -> None:
+    """A pipe that the grandchild holds tells when it is gone, too."""
+    os.mkfifo(tmp_path / "alive")
+    script = tmp_path / "case.py"
+    script.write_text(
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen(['sleep', '600'], stdout=open({str(tmp_path / 'alive')!r}, 'w'))\n"
+        "print('started', flush=True); time.sleep(600)\n"
+    )
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit((tmp_path / "alive").read_bytes)
+        assert bench.output_of([str(script)], 5.0) == (None, "started\n", "")
+        assert ended.result(timeout=60) == b""
+
+
+def test_it_starts_as_a_plain_script_in_any_folder(tmp_path: Path) -> None:
+    """Without make, an environment of its own, or the package on the path."""
+    script, page = str(FOLDER / "bench.py"), str(tmp_path / "gpu.md")
+    words = [script, "--rehearse", "--minutes", "0", "--out", page]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, text=True,
+        capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "go on with --continue" in done.stdout
+    assert "not run yet" in (tmp_path / "gpu.md").read_text()
