@@ -120,8 +120,9 @@ def metadata_faults(wheel: Path, project: dict[str, object]) -> Iterator[str]:
         yield f"{wheel.name}: Requires-Python is {found['Requires-Python']!r}"
     done = subprocess.run(
         [sys.executable, "-m", "twine", "check", "--strict", str(wheel)],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         yield f"twine check --strict: {done.stdout.strip()}"
 
@@ -144,9 +145,13 @@ def try_on(
     def run(*words: str, folder: Path = home) -> "subprocess.CompletedProcess[str]":
         try:
             return subprocess.run(
-                [home / "bin" / words[0], *words[1:]], cwd=folder, env=environment, text=True,
-                capture_output=True, timeout=TIMEOUT_S,
-            )  # fmt: skip
+                [home / "bin" / words[0], *words[1:]],
+                cwd=folder,
+                env=environment,
+                text=True,
+                capture_output=True,
+                timeout=TIMEOUT_S,
+            )
         except subprocess.TimeoutExpired as late:
             return subprocess.CompletedProcess(words, 124, "", f"{late}\n{late.stderr!r}")
 

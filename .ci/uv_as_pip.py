@@ -37,11 +37,27 @@ VARIABLES = {
     "default-timeout": ("UV_HTTP_TIMEOUT",),
 }
 CHANGE_NOTHING = {
-    "cache-dir", "debug", "disable-pip-version-check", "exists-action", "log", "no-cache-dir",
-    "no-color", "no-compile", "no-input", "no-python-version-warning", "no-warn-conflicts",
-    "no-warn-script-location", "progress-bar", "quiet", "resume-retries", "retries",
-    "require-virtualenv", "root-user-action", "verbose", "break-system-packages",
-}  # fmt: skip
+    "cache-dir",
+    "debug",
+    "disable-pip-version-check",
+    "exists-action",
+    "log",
+    "no-cache-dir",
+    "no-color",
+    "no-compile",
+    "no-input",
+    "no-python-version-warning",
+    "no-warn-conflicts",
+    "no-warn-script-location",
+    "progress-bar",
+    "quiet",
+    "resume-retries",
+    "retries",
+    "require-virtualenv",
+    "root-user-action",
+    "verbose",
+    "break-system-packages",
+}
 """How pip works and what it prints, not what it installs."""
 OFF = {"", "0", "false", "no", "off", "n", "f"}
 

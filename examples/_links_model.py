@@ -158,8 +158,9 @@ def judge_links(scores: Tensor, known: Tensor, held_out: Tensor, top: int = 10) 
         order = scores[users].masked_fill(others, float("-inf")).argsort(dim=1, descending=True)
         # the metrics of PyG take queries with several answers: here each link is one, with one
         for name, metric in (
-            ("reciprocal_rank", LinkPredMRR(order.size(1))), ("hits", LinkPredRecall(top)),
-        ):  # fmt: skip
+            ("reciprocal_rank", LinkPredMRR(order.size(1))),
+            ("hits", LinkPredRecall(top)),
+        ):
             metric.sync_on_compute = False  # the ranks add their sums up themselves
             metric.update(order[:, : metric.k], torch.stack([link, items]))
             setattr(found, name, getattr(found, name) + float(metric.compute()) * users.numel())

@@ -104,9 +104,12 @@ class PygSampler:
 
         steps = -(-links[0].unique().numel() // batch_size)
         for batch in LinkNeighborLoader(
-            self._graph, self._num_neighbors, edge_label_index=(USES, links),
-            batch_size=-(-links.size(1) // steps), shuffle=True,
-        ):  # fmt: skip
+            self._graph,
+            self._num_neighbors,
+            edge_label_index=(USES, links),
+            batch_size=-(-links.size(1) // steps),
+            shuffle=True,
+        ):
             users, items = batch[USES].edge_label_index
             distinct, anchors = users.unique(return_inverse=True)
             batch.anchors, batch.y_positive = distinct, torch.stack([anchors, items])
@@ -118,8 +121,12 @@ class PygSampler:
         from torch_geometric.loader import NeighborLoader
 
         loader = NeighborLoader(
-            self._graph, self._num_neighbors, input_nodes="item", batch_size=batch_size,
-            shuffle=True, drop_last=True,
-        )  # fmt: skip
+            self._graph,
+            self._num_neighbors,
+            input_nodes="item",
+            batch_size=batch_size,
+            shuffle=True,
+            drop_last=True,
+        )
         while True:
             yield from loader

@@ -43,12 +43,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def make_loader(dataset: DistDataset, batch_size: int, **how: Any) -> DistNeighborLoader:
     return DistNeighborLoader(
-        dataset, [10, 10], cast("torch.Tensor", dataset.train_node_ids),
-        batch_size=batch_size, shuffle=True, seed=0,
+        dataset,
+        [10, 10],
+        cast("torch.Tensor", dataset.train_node_ids),
+        batch_size=batch_size,
+        shuffle=True,
+        seed=0,
         shard="world",  # all ranks are given the same seeds; the loaders share the batches out
         even_ranks="wrap",  # as many steps on all ranks: DDP waits for each
         **how,
-    )  # fmt: skip
+    )
 
 
 class Training:
@@ -75,8 +79,9 @@ class Training:
             taken = saved["loader"]["yielded"]
             print(
                 f"epoch {self.loader.epoch} goes on after {taken} batches, on {self.world_size} "
-                "ranks", flush=True,
-            )  # fmt: skip
+                "ranks",
+                flush=True,
+            )
 
     def save(self) -> None:
         if self.rank != 0:

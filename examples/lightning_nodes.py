@@ -54,12 +54,15 @@ class GraphDataModule(lightning.LightningDataModule):
 
     def _loader(self, split: Literal["train", "val", "test"], **how: Any) -> DistNeighborLoader:
         loader = DistNeighborLoader(
-            self._dataset, self._num_neighbors,
+            self._dataset,
+            self._num_neighbors,
             self._dataset.split_node_ids(split),
             shard="world",  # all processes are given the same seeds, and share the batches out
-            batch_size=self._batch_size, seed=self._seed,
-            pin_memory_device=torch.device("cpu"), **how,  # Lightning moves batches itself
-        )  # fmt: skip
+            batch_size=self._batch_size,
+            seed=self._seed,
+            pin_memory_device=torch.device("cpu"),
+            **how,  # Lightning moves batches itself
+        )
         self._loaders.append(loader)
         return loader
 
@@ -89,9 +92,12 @@ class NodeClassifier(lightning.LightningModule):
     def validation_step(self, batch: Data, batch_idx: int) -> None:
         right = self(batch).argmax(dim=-1) == batch.y[: batch.batch_size]
         self.log(
-            "accuracy", right.float().mean(), prog_bar=True, batch_size=batch.batch_size,
+            "accuracy",
+            right.float().mean(),
+            prog_bar=True,
+            batch_size=batch.batch_size,
             sync_dist=True,
-        )  # fmt: skip
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=self._lr)
@@ -100,8 +106,12 @@ class NodeClassifier(lightning.LightningModule):
 def make_trainer(**how: Any) -> lightning.Trainer:
     return lightning.Trainer(
         use_distributed_sampler=False,  # the loader splits its seeds itself
-        num_sanity_val_steps=0, accelerator="cpu", devices=1, logger=False, **how,
-    )  # fmt: skip
+        num_sanity_val_steps=0,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        **how,
+    )
 
 
 def main() -> None:

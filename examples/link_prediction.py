@@ -53,14 +53,22 @@ from gigl_loader import (
 
 PRESETS = {
     "planted": {
-        "epochs": 10, "batch_size": 64, "random_items": 128, "dim": 32, "lr": 0.01,
+        "epochs": 10,
+        "batch_size": 64,
+        "random_items": 128,
+        "dim": 32,
+        "lr": 0.01,
         "judge_every": 1,
     },
     "lastfm": {
-        "epochs": 40, "batch_size": 256, "random_items": 512, "dim": 64, "lr": 0.005,
+        "epochs": 40,
+        "batch_size": 256,
+        "random_items": 512,
+        "dim": 64,
+        "lr": 0.005,
         "judge_every": 5,
     },
-}  # fmt: skip
+}
 VAL, TEST = (split_supervision_type(USES, split) for split in ("val", "test"))
 
 
@@ -86,9 +94,11 @@ def parse_args() -> argparse.Namespace:
         help="the one-process run: sampled in memory, by PyG's loaders, or left out",
     )
     parser.add_argument(
-        "--nearest", choices=("all", "faiss"), default="all",
+        "--nearest",
+        choices=("all", "faiss"),
+        default="all",
         help="faiss: rank the test links once more, by the items that an index of faiss finds",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--faiss-index", default="HNSW32", help="as faiss.index_factory reads it; Flat: exact"
     )
@@ -125,9 +135,13 @@ def load_partition(args: argparse.Namespace) -> DistDataset:
             sizes = {name[1]: links.size(1) for name, (links, _) in supervision.items()}
             print(f"{args.dataset}: {graph.num_nodes} nodes, links to predict {sizes}", flush=True)
             partition_graph(
-                graph, dist.get_world_size(), f"{folder}/graph", supervision=supervision,
-                method="random", progress=False,
-            )  # fmt: skip
+                graph,
+                dist.get_world_size(),
+                f"{folder}/graph",
+                supervision=supervision,
+                method="random",
+                progress=False,
+            )
         dist.barrier()
         return DistDataset.load(f"{folder}/graph", dist.get_rank())
 
@@ -140,25 +154,32 @@ class Loaders:
 
     def __init__(self, dataset: DistDataset, args: argparse.Namespace, seed: int) -> None:
         threads = max(1, len(os.sched_getaffinity(0)) // dist.get_world_size())
-        how = {
-            "num_workers": args.workers, "seed": seed,
-            "num_cpu_threads": threads,
-        }  # fmt: skip
+        how = {"num_workers": args.workers, "seed": seed, "num_cpu_threads": threads}
         everything = [-1] * len(args.num_neighbors)
         sizes = dataset.num_nodes
         with ExitStack() as stack:
             links = DistABLPLoader(
-                dataset, args.num_neighbors, ("user", on_all_ranks(dataset.train_node_ids["user"])),
-                USES, batch_size=args.batch_size, shuffle=True, use_label_edge_index_output=True,
+                dataset,
+                args.num_neighbors,
+                ("user", on_all_ranks(dataset.train_node_ids["user"])),
+                USES,
+                batch_size=args.batch_size,
+                shuffle=True,
+                use_label_edge_index_output=True,
                 exclude_supervision=args.exclude_supervision,
                 even_ranks="wrap",  # as many steps on all ranks: DDP waits for each
                 **how,
-            )  # fmt: skip
+            )
             self.links = stack.enter_context(links)
             random_items = DistNeighborLoader(
-                dataset, args.num_neighbors, ("item", torch.arange(sizes["item"])),
-                batch_size=args.random_items, shuffle=True, drop_last=True, **how,
-            )  # fmt: skip
+                dataset,
+                args.num_neighbors,
+                ("item", torch.arange(sizes["item"])),
+                batch_size=args.random_items,
+                shuffle=True,
+                drop_last=True,
+                **how,
+            )
             self.random_items = stack.enter_context(random_items)
             self.everybody = {}
             for node_type in ("user", "item"):
@@ -175,9 +196,12 @@ class Loaders:
 
 
 def train_epoch(
-    pairs: Iterable[tuple[HeteroData, HeteroData]], loss_of: torch.nn.Module,
-    optimizer: torch.optim.Optimizer, bar: Any, batches_per_step: int = 1,
-) -> float:  # fmt: skip
+    pairs: Iterable[tuple[HeteroData, HeteroData]],
+    loss_of: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    bar: Any,
+    batches_per_step: int = 1,
+) -> float:
     """Return the mean loss."""
     losses = []
     for batch, negatives in pairs:
@@ -299,9 +323,13 @@ def train(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tuple[fl
 def draw_curve(args: argparse.Namespace, curve: list[tuple[int, float, float]]) -> None:
     epochs, losses, recalls = map(list, zip(*curve, strict=True))
     save_curve(
-        args.figure, losses, recalls, f"Link prediction on {args.dataset}",
-        epochs=epochs, measure="validation recall@20",
-    )  # fmt: skip
+        args.figure,
+        losses,
+        recalls,
+        f"Link prediction on {args.dataset}",
+        epochs=epochs,
+        measure="validation recall@20",
+    )
     print(f"training curve: {args.figure}")
 
 
@@ -333,9 +361,12 @@ def train_alone(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tu
         for _ in tqdm(range(args.epochs), desc=f"seed {seed}, one process", leave=False):
             pairs = zip(sampler.links(supervision[USES][0], args.batch_size), items, strict=False)
             train_epoch(
-                pairs, loss_of, optimizer, tqdm(disable=True),
+                pairs,
+                loss_of,
+                optimizer,
+                tqdm(disable=True),
                 batches_per_step=dist.get_world_size(),  # as DDP: the mean over the ranks' batches
-            )  # fmt: skip
+            )
         with torch.no_grad():
             nodes = {t: torch.arange(size) for t, size in sizes.items()}
             found = model(nodes, graph.edge_index_dict)

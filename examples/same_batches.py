@@ -164,9 +164,14 @@ def changing(folder: Path) -> None:
 
 def store(folder: Path, servers: int, clients: int) -> None:
     run_cluster(
-        of_a_client, folder, dataset=partition, tmp_path=sub(folder), servers=servers,
-        clients=clients, timeout=300,
-    )  # fmt: skip
+        of_a_client,
+        folder,
+        dataset=partition,
+        tmp_path=sub(folder),
+        servers=servers,
+        clients=clients,
+        timeout=300,
+    )
 
 
 def sub(folder: Path) -> Path:

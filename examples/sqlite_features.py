@@ -41,7 +41,7 @@ class SqliteFeatures(FeatureStore):
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
         count, nbytes = self._file.execute(
             "SELECT count(*), max(length(x)) FROM features"
-        ).fetchone()  # fmt: skip
+        ).fetchone()
         return (count, nbytes // 4)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:

@@ -99,8 +99,8 @@ def train_epoch(
     model.train()
     total = count = 0.0
     with tqdm(
-        total=len(loader), desc=title, unit=" batches", leave=False, disable=dist.get_rank() != 0,
-    ) as bar:  # fmt: skip
+        total=len(loader), desc=title, unit=" batches", leave=False, disable=dist.get_rank() != 0
+    ) as bar:
         for batch in loader:
             out = model(batch.x, batch.edge_index)[: batch.batch_size]  # the seeds come first
             loss = F.cross_entropy(out, batch.y[: batch.batch_size])
@@ -159,16 +159,22 @@ def train(
     curve: list[tuple[float, float]] = []
     with (
         make_loader(
-            "train", num_neighbors=args.num_neighbors, batch_size=args.batch_size, shuffle=True,
+            "train",
+            num_neighbors=args.num_neighbors,
+            batch_size=args.batch_size,
+            shuffle=True,
             even_ranks="wrap",  # as many steps on all ranks: DDP waits for each
         ) as train_loader,
         make_loader("val", num_neighbors=everything, batch_size=256) as val_loader,
-    ):  # fmt: skip
+    ):
         device = train_loader.to_device
         model = GraphSAGE(
-            num_features, args.hidden, len(args.num_neighbors), out_channels=args.classes,
+            num_features,
+            args.hidden,
+            len(args.num_neighbors),
+            out_channels=args.classes,
             dropout=0.5,
-        ).to(device)  # fmt: skip
+        ).to(device)
         parallel = DistributedDataParallel(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
         board = open_board(args) if is_first else None
@@ -227,9 +233,11 @@ def main() -> None:
         loaders = partial(make_loader, dataset, args)
         whole: list[float] = []
         result = train(
-            args, loaders, dataset.node_feature_info.dim,
+            args,
+            loaders,
+            dataset.node_feature_info.dim,
             lambda model: whole.append(whole_graph_accuracy(dataset, model)),
-        )  # fmt: skip
+        )
         if dist.get_rank() == 0:
             print(f"test accuracy: {result:.4f}  on the whole graph: {whole[0]:.4f}")
 

@@ -48,14 +48,18 @@ def write_tables(folder: Path) -> None:
     """Write the digits graph as a data warehouse would have it: text as ids, several files."""
     graph = digits()
     names = [f"digit_{i:04d}" for i in range(graph.num_nodes)]
-    split = ["train" if t else "val" if v else "test"
-             for t, v in zip(graph.train_mask, graph.val_mask, strict=True)]  # fmt: skip
+    split = [
+        "train" if t else "val" if v else "test"
+        for t, v in zip(graph.train_mask, graph.val_mask, strict=True)
+    ]
     pixels = pa.array(graph.x.tolist(), pa.list_(pa.float32()))
     nodes = pa.table({"name": names, "pixels": pixels, "digit": graph.y.tolist(), "split": split})
     edges = pa.table(
-        {end: [names[i] for i in row]
-         for end, row in zip(("src", "dst"), graph.edge_index.tolist(), strict=True)}
-    )  # fmt: skip
+        {
+            end: [names[i] for i in row]
+            for end, row in zip(("src", "dst"), graph.edge_index.tolist(), strict=True)
+        }
+    )
     for name, table in (("nodes", nodes), ("edges", edges)):
         (folder / name).mkdir(parents=True)
         half = -(-table.num_rows // 2)
@@ -70,8 +74,11 @@ def load_partition(args: argparse.Namespace, folder: Path) -> DistDataset:
         report = partition_tables(
             NodeTable(folder / "nodes", id="name", features="pixels", label="digit", split="split"),
             EdgeTable(folder / "edges"),
-            dist.get_world_size(), folder / "parts", method=args.method, memory=args.memory,
-        )  # fmt: skip
+            dist.get_world_size(),
+            folder / "parts",
+            method=args.method,
+            memory=args.memory,
+        )
         print(report, flush=True)
     dist.barrier()
     return DistDataset.load(folder / "parts", dist.get_rank(), mmap=True)
@@ -83,11 +90,13 @@ def train(args: argparse.Namespace, dataset: DistDataset) -> torch.nn.Module:
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with DistNeighborLoader(
-        dataset, [10, 10],
+        dataset,
+        [10, 10],
         on_all_ranks(dataset.train_node_ids),
-        batch_size=64, shuffle=True,
+        batch_size=64,
+        shuffle=True,
         even_ranks="wrap",  # as many steps on all ranks: DDP waits for each
-    ) as loader:  # fmt: skip
+    ) as loader:
         for epoch in range(1, args.epochs + 1):
             for batch in loader:
                 out = parallel(batch.x, batch.edge_index)[: batch.batch_size]
@@ -106,10 +115,7 @@ def predict(args: argparse.Namespace, dataset: DistDataset, model: torch.nn.Modu
     model.eval()
     names, found = [], []
     with DistNeighborLoader(
-        dataset,
-        [-1, -1],
-        on_all_ranks(dataset.test_node_ids),
-        batch_size=256,
+        dataset, [-1, -1], on_all_ranks(dataset.test_node_ids), batch_size=256
     ) as loader:
         for batch in loader:
             seeds = batch.n_id[: batch.batch_size]

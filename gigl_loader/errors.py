@@ -34,11 +34,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _DEFAULT_TYPES = (
-    (r"\('default_homogeneous_node_type', 'to', 'default_homogeneous_node_type'\)",
-     "(the only type)"),
+    (
+        r"\('default_homogeneous_node_type', 'to', 'default_homogeneous_node_type'\)",
+        "(the only type)",
+    ),
     (r"\('default_homogeneous_node_type', ('\w+'), 'default_homogeneous_node_type'\)", r"\1"),
     (r"'default_homogeneous_node_type'", "(the only type)"),
-)  # fmt: skip
+)
 """The internal types of a homogeneous graph, and their replacement in messages."""
 
 
@@ -130,7 +132,7 @@ _KILLED = "if nobody sent it, the host ran out of memory: lower num_workers or b
 _HINTS: dict[int, str] = {
     signal.SIGBUS: "a page of a mapped file could not be read: its disk failed (see dmesg), or a "
     "partition of another process of this machine was changed (see its log); or memory that was "
-    "set aside as huge pages ran out",
+    "set aside as huge pages ran out"
 }
 """By signal, why it ends a worker."""
 

@@ -59,11 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch  # here: the process that only hands tests to others needs none of it
     from support import glt
 
-    here = {
-        "gpu": torch.cuda.is_available(),
-        "glt": glt.available,
-        "native": glt.native_available,
-    }
+    here = {"gpu": torch.cuda.is_available(), "glt": glt.available, "native": glt.native_available}
     for item in items:
         for marker, available in here.items():
             if item.get_closest_marker(marker) and not available:
@@ -89,8 +85,11 @@ def _long_ones_first(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.get_closest_marker("longest"):
             files.setdefault(item.path, []).append(item)
-    waiting += [files.pop(item.path) for item in items
-                if item.get_closest_marker("waits") and item.path in files]  # fmt: skip
+    waiting += [
+        files.pop(item.path)
+        for item in items
+        if item.get_closest_marker("waits") and item.path in files
+    ]
     starts = {item.path for item in items if item.get_closest_marker("multiprocess")}
     every = 1 + len(starts) // (2 * len(waiting) + 1)  # so that all have begun by the middle
     for position, path in enumerate(sorted(files, key=lambda path: path not in starts)):
@@ -98,8 +97,11 @@ def _long_ones_first(items: list[pytest.Item]) -> None:
             hands[position // every % count].extend(waiting.pop(0))
         min(hands, key=len).extend(files[path])  # a file stays together: its fixtures are shared
     hands[0].extend(chain(*waiting))
-    spare = [hand.pop() for hand, length in zip(hands, lengths, strict=True)
-             for _ in range(len(hand) - length)]  # fmt: skip
+    spare = [
+        hand.pop()
+        for hand, length in zip(hands, lengths, strict=True)
+        for _ in range(len(hand) - length)
+    ]
     for hand, length in zip(hands, lengths, strict=True):
         hand.extend(spare.pop() for _ in range(length - len(hand)))
     items[:] = chain(*hands)

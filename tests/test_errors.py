@@ -22,13 +22,16 @@ from gigl_loader.errors import (
 )
 
 EXAMPLES: list[errors.GiglLoaderError] = [
-    ConfigError("a"), WorkerDiedError(3, 99, -9, "no more", "server 1"),
+    ConfigError("a"),
+    WorkerDiedError(3, 99, -9, "no more", "server 1"),
     WorkerDiedError(0, 1, None),
-    SamplingError("worker 1", "KeyError: 3", "Traceback"), RemoteError("server 0", "OSError"),
-    PeerLostError("gone", "silent"), JoinRefusedError("no", "refused: mode"),
+    SamplingError("worker 1", "KeyError: 3", "Traceback"),
+    RemoteError("server 0", "OSError"),
+    PeerLostError("gone", "silent"),
+    JoinRefusedError("no", "refused: mode"),
     errors.JobStoppedError("job 'a' was stopped"),
     ResourceError(errno.ENOSPC, "full"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
@@ -41,11 +44,15 @@ def test_an_error_survives_pickling(error: errors.GiglLoaderError) -> None:
 
 def test_each_error_is_also_the_builtin_that_callers_know() -> None:
     for kind, builtin in {
-        ConfigError: ValueError, WrongTypeError: TypeError, errors.UsageError: RuntimeError,
-        errors.PeerError: RuntimeError, errors.PeerTimeoutError: TimeoutError,
-        ResourceError: OSError, errors.NativeLibraryError: RuntimeError,
+        ConfigError: ValueError,
+        WrongTypeError: TypeError,
+        errors.UsageError: RuntimeError,
+        errors.PeerError: RuntimeError,
+        errors.PeerTimeoutError: TimeoutError,
+        ResourceError: OSError,
+        errors.NativeLibraryError: RuntimeError,
         errors.ProtocolError: RuntimeError,
-    }.items():  # fmt: skip
+    }.items():
         assert issubclass(kind, builtin)
         assert issubclass(kind, errors.GiglLoaderError)
     assert issubclass(WrongTypeError, ConfigError)

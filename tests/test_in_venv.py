@@ -50,9 +50,13 @@ class Checkout:
     def run(self, *command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         words = [".ci/in-venv", "python3.11", *(command or ("true",))]
         return subprocess.run(
-            words, cwd=self.folder, env={**self.environment, **environment}, text=True,
-            capture_output=True, timeout=120,
-        )  # fmt: skip
+            words,
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            text=True,
+            capture_output=True,
+            timeout=120,
+        )
 
     def notes(self) -> list[str]:
         """Return what was done since the last call."""
@@ -254,9 +258,13 @@ def test_a_signal_reaches_the_command(number: signal.Signals, checkout: Checkout
     checkout.run()
     script = "trap 'echo told; exit 5' TERM HUP; echo ready; while :; do sleep 0.05; done"
     with subprocess.Popen(
-        [".ci/in-venv", "python3.11", "bash", "-c", script], cwd=checkout.folder, text=True,
-        env=checkout.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [".ci/in-venv", "python3.11", "bash", "-c", script],
+        cwd=checkout.folder,
+        text=True,
+        env=checkout.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)

@@ -43,9 +43,13 @@ print(json.dumps({{
     # GLT sets it: a process that inherits it would see no change
     inherited = {name: one for name, one in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=inherited, capture_output=True, text=True, timeout=200,
+        [sys.executable, "-c", script],
+        env=inherited,
+        capture_output=True,
+        text=True,
+        timeout=200,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -50,11 +50,17 @@ class Machine:
 
     def run(self, python: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [".ci/with-torch", python, "bench.py", "--minutes", "9"], cwd=self.folder / "main",
-            env={"PATH": f"{self.folder}/programs:/usr/bin:/bin", "NOTES": f"{self.folder}/notes",
-                 **environment},
-            text=True, capture_output=True, timeout=120,
-        )  # fmt: skip
+            [".ci/with-torch", python, "bench.py", "--minutes", "9"],
+            cwd=self.folder / "main",
+            env={
+                "PATH": f"{self.folder}/programs:/usr/bin:/bin",
+                "NOTES": f"{self.folder}/notes",
+                **environment,
+            },
+            text=True,
+            capture_output=True,
+            timeout=120,
+        )
 
     def notes(self) -> list[str]:
         """Return what was done since the last call."""

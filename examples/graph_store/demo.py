@@ -36,11 +36,17 @@ def start(command: list[str], **environment: str) -> subprocess.Popen[bytes]:
 def start_server(rank: int, root: str, port: int) -> subprocess.Popen[bytes]:
     return start(
         [
-            "-m", "gigl_loader", "serve", f"--root={root}", f"--rank={rank}",
-            f"--num-servers={SERVERS}", f"--master-addr={HOST}", f"--master-port={port}",
+            "-m",
+            "gigl_loader",
+            "serve",
+            f"--root={root}",
+            f"--rank={rank}",
+            f"--num-servers={SERVERS}",
+            f"--master-addr={HOST}",
+            f"--master-port={port}",
             f"--num-jobs={len(JOBS)}",  # it ends when all of them are over
         ]
-    )  # fmt: skip
+    )
 
 
 def start_job(name: str, rpc_port: int) -> list[subprocess.Popen[bytes]]:
@@ -53,22 +59,33 @@ def start_compute(name: str, rank: int, rpc_port: int, group_port: int) -> subpr
     size = str(JOBS[name])
     return start(
         [
-            str(HERE / "train.py"), f"--servers={SERVERS}", f"--storage-addr={HOST}",
-            f"--rpc-port={rpc_port}", f"--compute-addr={HOST}", f"--group-port={group_port}",
+            str(HERE / "train.py"),
+            f"--servers={SERVERS}",
+            f"--storage-addr={HOST}",
+            f"--rpc-port={rpc_port}",
+            f"--compute-addr={HOST}",
+            f"--group-port={group_port}",
             *sys.argv[1:],
         ],
-        GIGL_LOADER_JOB=name, RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0",
-        WORLD_SIZE=size, LOCAL_WORLD_SIZE=size,
-        MASTER_ADDR=HOST, MASTER_PORT=str(group_port),
-    )  # fmt: skip
+        GIGL_LOADER_JOB=name,
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        GROUP_RANK="0",
+        WORLD_SIZE=size,
+        LOCAL_WORLD_SIZE=size,
+        MASTER_ADDR=HOST,
+        MASTER_PORT=str(group_port),
+    )
 
 
 def ranks_that_train(name: str, rpc_port: int) -> int:
     """Return how many ranks of a job have a loader on server 0, as `gigl-loader status` says."""
     asked = subprocess.run(
         [sys.executable, "-m", "gigl_loader", "status", f"{HOST}:{rpc_port}"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     job = json.loads(asked.stdout).get("jobs", {}).get(name, {"ranks": [], "producers": []})
     return len(job["ranks"]) if job["producers"] else 0
 

@@ -39,9 +39,13 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train from a graph store on Ray.")
     parser.add_argument("--epochs", type=int, default=3, help="at least 2")
     parser.add_argument(
-        "--workers", type=int, nargs=2, default=[2, 1], metavar=("FIRST", "THEN"),
+        "--workers",
+        type=int,
+        nargs=2,
+        default=[2, 1],
+        metavar=("FIRST", "THEN"),
         help="training processes of the first job, and of the one that goes on",
-    )  # fmt: skip
+    )
     parser.add_argument("--verbose", action="store_true", help="show what all processes log")
     parser.add_argument("--notes", type=Path, help="folder for what was trained on, for tests")
     return parser.parse_args()
@@ -55,9 +59,12 @@ def main() -> int:
         import ray
 
         ray.init(
-            "local", num_cpus=8, include_dashboard=False, object_store_memory=100_000_000,
+            "local",
+            num_cpus=8,
+            include_dashboard=False,
+            object_store_memory=100_000_000,
             log_to_driver=args.verbose,
-        )  # fmt: skip
+        )
         try:
             return run(args, Path(folder))
         finally:
@@ -76,8 +83,8 @@ def run(args: argparse.Namespace, folder: Path) -> int:
         for rank, server in enumerate(store.status()):
             print(f"storage server {rank}: {server['state']}, pid {server['pid']}", flush=True)
         killer = threading.Thread(
-            target=kill_once, args=(store, notes / "batches", args.epochs - 2), daemon=True,
-        )  # fmt: skip
+            target=kill_once, args=(store, notes / "batches", args.epochs - 2), daemon=True
+        )
         killer.start()
         first, then = args.workers
         how = {"cluster": store.cluster_info, "epochs": args.epochs, "notes": str(notes)}
@@ -99,16 +106,20 @@ def train(config: dict[str, Any], workers: int, store: Any, folder: Path) -> Any
     trainer = TorchTrainer(
         train_loop,
         train_loop_config={
-            "num_neighbors": [10, 10], "batch_size": 32, "checkpoint_every": 5, **config
+            "num_neighbors": [10, 10],
+            "batch_size": 32,
+            "checkpoint_every": 5,
+            **config,
         },
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(
-            name="digits", storage_path=str(folder / "results"),
+            name="digits",
+            storage_path=str(folder / "results"),
             failure_config=FailureConfig(max_failures=5),
             worker_runtime_env={"env_vars": store.environment},
         ),
-    )  # fmt: skip
+    )
     return trainer.fit()
 
 

@@ -41,9 +41,13 @@ def make_loader(
 ) -> DistNeighborLoader:
     """Return a loader over a split: all ranks are given all of its ids, and take turns."""
     return DistNeighborLoader(
-        dataset, config["num_neighbors"], dataset.fetch_node_ids(split=split), shard="world",
-        seed=0, **how,
-    )  # fmt: skip
+        dataset,
+        config["num_neighbors"],
+        dataset.fetch_node_ids(split=split),
+        shard="world",
+        seed=0,
+        **how,
+    )
 
 
 def train(config: dict[str, Any], dataset: RemoteDistDataset) -> None:
@@ -53,11 +57,15 @@ def train(config: dict[str, Any], dataset: RemoteDistDataset) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with (
         make_loader(
-            dataset, config, "train", batch_size=config["batch_size"], shuffle=True,
+            dataset,
+            config,
+            "train",
+            batch_size=config["batch_size"],
+            shuffle=True,
             even_ranks="wrap",  # as many steps on all ranks: DDP waits for each
         ) as loader,
         make_loader(dataset, config, "val", batch_size=256) as val_loader,
-    ):  # fmt: skip
+    ):
         epoch = resume(model, optimizer, loader)
         while epoch < config["epochs"]:
             if not train_epoch(config, epoch, model, optimizer, loader):
@@ -68,9 +76,12 @@ def train(config: dict[str, Any], dataset: RemoteDistDataset) -> None:
 
 
 def train_epoch(
-    config: dict[str, Any], epoch: int, model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer, loader: DistNeighborLoader,
-) -> bool:  # fmt: skip
+    config: dict[str, Any],
+    epoch: int,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DistNeighborLoader,
+) -> bool:
     """Train to the end of the epoch, wherever the loader is in it; False: told to stop before."""
     model.train()
     for step, batch in enumerate(loader, start=1):
@@ -97,17 +108,22 @@ def note(config: dict[str, Any], epoch: int, taken: int, batch: Any) -> None:
 
 
 def report(
-    metrics: dict[str, Any], epoch: int, model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer, loader: DistNeighborLoader,
-) -> None:  # fmt: skip
+    metrics: dict[str, Any],
+    epoch: int,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DistNeighborLoader,
+) -> None:
     """Tell Ray Train; rank 0's checkpoint is that of the job. All ranks call it."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
         if dist.get_rank() == 0:
             state = {
-                "epoch": epoch, "model": plain(model).state_dict(),
-                "optimizer": optimizer.state_dict(), "loader": loader.state_dict(),
-            }  # fmt: skip
+                "epoch": epoch,
+                "model": plain(model).state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "loader": loader.state_dict(),
+            }
             torch.save(state, os.path.join(folder, "state.pt"))
             checkpoint = ray.train.Checkpoint.from_directory(folder)
         ray.train.report(metrics, checkpoint=checkpoint)

@@ -35,8 +35,9 @@ def check_padding(model: Callable[[Any], Any], batch: Data | HeteroData) -> None
         ConfigError: Real outputs changed; the message names the first layer whose outputs did. Or
             the batch is not padded.
     """
-    masks = [store[name] for store in batch.stores for name in (NODE_MASK, EDGE_MASK)
-             if name in store]  # fmt: skip
+    masks = [
+        store[name] for store in batch.stores for name in (NODE_MASK, EDGE_MASK) if name in store
+    ]
     if not masks:
         raise ConfigError("check_padding takes a batch of a loader with pad=, and got another one")
     device = masks[0].device
@@ -113,6 +114,9 @@ def _differ(output: Tensor, other: Tensor, masks: Iterable[Tensor], *, is_last: 
     if real is None and not is_last:
         return False  # what convolutions have for messages, and for their loops
     return not torch.allclose(
-        output[:real] if output.dim() else output, other[:real] if output.dim() else other,
-        rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True,
-    )  # fmt: skip
+        output[:real] if output.dim() else output,
+        other[:real] if output.dim() else other,
+        rtol=_RELATIVE,
+        atol=_ABSOLUTE,
+        equal_nan=True,
+    )

@@ -110,8 +110,11 @@ def batch_types(
         walked = [reverse_edge_type(edge_type) for edge_type in walked]
     made = [(a, PPR, b) for a in sorted(node_types) for b in sorted(node_types)]
     # A relation of the graph may have that name; it is not made.
-    made = [edge_type for edge_type in made
-            if edge_type not in walked and key(EDGE_INDEX, edge_type) in message]  # fmt: skip
+    made = [
+        edge_type
+        for edge_type in made
+        if edge_type not in walked and key(EDGE_INDEX, edge_type) in message
+    ]
     if made:  # a sampler that makes its own edges may leave out those of the graph
         walked = [edge_type for edge_type in walked if key(EDGE_INDEX, edge_type) in message]
     return sorted(node_types), walked + made
@@ -204,8 +207,11 @@ def _add_rest(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None
 def with_widened_features(message: SampleMessage) -> SampleMessage:
     """Return ``message`` with float32 features, and without their scales."""
     # Widening comes after the copy to the device, so that fewer bytes cross the bus.
-    scales = {name.removeprefix(SCALES): value for name, value in message.items()
-              if name.startswith(SCALES)}  # fmt: skip
+    scales = {
+        name.removeprefix(SCALES): value
+        for name, value in message.items()
+        if name.startswith(SCALES)
+    }
     # The common case: the same message object, so that its next reader sees no copy either.
     if not scales:
         return message
@@ -339,9 +345,12 @@ Transform = Callable[[Any], Any]
 
 
 def transformed(
-    message: SampleMessage, transform: Transform, node_types: list[NodeType],
-    edge_types: list[EdgeType], of_edges: Container[str] = (),
-) -> SampleMessage:  # fmt: skip
+    message: SampleMessage,
+    transform: Transform,
+    node_types: list[NodeType],
+    edge_types: list[EdgeType],
+    of_edges: Container[str] = (),
+) -> SampleMessage:
     """Return ``message`` with its nodes and edges changed by ``transform``.
 
     Args:
@@ -393,11 +402,15 @@ def _checked(output: Any, transform: Transform, wanted: type) -> Any:
 def _output(message: SampleMessage) -> SamplerOutput:
     row, col = message[EDGE_INDEX]
     return SamplerOutput(
-        message[NODE], row, col, message.get(EDGE), batch=message.get(TREE),
+        message[NODE],
+        row,
+        col,
+        message.get(EDGE),
+        batch=message.get(TREE),
         num_sampled_nodes=_ints(message.get(NODES_PER_HOP)),
         num_sampled_edges=_ints(message.get(EDGES_PER_HOP)),
         metadata=_metadata(message),
-    )  # fmt: skip
+    )
 
 
 def _hetero_output(
@@ -414,12 +427,15 @@ def _hetero_output(
     # PyG tells "no ids" and "no trees" by None and would take an empty dict for ids of no type.
     links = edges(EDGE_INDEX)
     return HeteroSamplerOutput(
-        nodes(NODE), {t: ends[0] for t, ends in links.items()},
-        {t: ends[1] for t, ends in links.items()}, edges(EDGE) or None, batch=nodes(TREE) or None,
+        nodes(NODE),
+        {t: ends[0] for t, ends in links.items()},
+        {t: ends[1] for t, ends in links.items()},
+        edges(EDGE) or None,
+        batch=nodes(TREE) or None,
         num_sampled_nodes={t: counts.tolist() for t, counts in nodes(NODES_PER_HOP).items()},
         num_sampled_edges={t: counts.tolist() for t, counts in edges(EDGES_PER_HOP).items()},
         metadata=_metadata(message),
-    )  # fmt: skip
+    )
 
 
 def _metadata(message: SampleMessage) -> tuple[Tensor | None, Tensor | None]:
@@ -433,9 +449,13 @@ def _metadata(message: SampleMessage) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _change_nodes(
-    message: SampleMessage, name: NodeType | None, nodes: Tensor, trees: Tensor | None,
-    counts: list[int] | None, rows: list[str],
-) -> None:  # fmt: skip
+    message: SampleMessage,
+    name: NodeType | None,
+    nodes: Tensor,
+    trees: Tensor | None,
+    counts: list[int] | None,
+    rows: list[str],
+) -> None:
     before = message[key(NODE, name)]
     # Most transforms change only edges: the same nodes need no look-up, and no copy of their
     # features.
@@ -447,9 +467,13 @@ def _change_nodes(
 
 
 def _change_edges(
-    message: SampleMessage, name: EdgeType | None, ends: tuple[Tensor, Tensor], ids: Tensor | None,
-    counts: list[int] | None, rows: list[str],
-) -> None:  # fmt: skip
+    message: SampleMessage,
+    name: EdgeType | None,
+    ends: tuple[Tensor, Tensor],
+    ids: Tensor | None,
+    counts: list[int] | None,
+    rows: list[str],
+) -> None:
     row, col = ends
     if row.shape != col.shape:
         raise ConfigError(

@@ -177,9 +177,15 @@ def _num_seeds(message: SampleMessage, node_type: NodeType | None) -> int | None
 
 
 def _mark(
-    message: SampleMessage, graph_type: NodeType | EdgeType | None, name: str, like: Tensor,
-    true: int, size: int, *, of_nodes: bool = True,
-) -> None:  # fmt: skip
+    message: SampleMessage,
+    graph_type: NodeType | EdgeType | None,
+    name: str,
+    like: Tensor,
+    true: int,
+    size: int,
+    *,
+    of_nodes: bool = True,
+) -> None:
     mask = torch.zeros(size, dtype=torch.bool, device=like.device)
     mask[:true] = True
     message[key(ATTRIBUTE + name, graph_type)] = mask
@@ -222,8 +228,10 @@ _Counts = dict[tuple[str, Any], int]
 
 def _real_counts(batch: Any) -> _Counts:
     if not hasattr(batch, "node_types"):
-        return {("nodes", None): _real(batch, NODE_MASK, batch.num_nodes),
-                ("edges", None): _real(batch, EDGE_MASK, batch.num_edges)}  # fmt: skip
+        return {
+            ("nodes", None): _real(batch, NODE_MASK, batch.num_nodes),
+            ("edges", None): _real(batch, EDGE_MASK, batch.num_edges),
+        }
     counts: _Counts = {}
     for name in batch.node_types:
         counts["nodes", name] = _real(batch[name], NODE_MASK, batch[name].num_nodes)

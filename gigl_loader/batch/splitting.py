@@ -100,11 +100,12 @@ class _BatchToSplit:
         self._num_hops = counts.numel() - 1
         self._edges = {
             name: _WholeEdges(
-                message[key(EDGE_INDEX, name)], message[key(EDGES_PER_HOP, name)].tolist(),
+                message[key(EDGE_INDEX, name)],
+                message[key(EDGES_PER_HOP, name)].tolist(),
                 self._num_nodes[_ends(name)[1]],
             )
             for name in self._in_order()
-        }  # fmt: skip
+        }
 
     def parts(self) -> list[SampleMessage]:
         """Return the parts, in the order of their seeds: halves, until each of them fits."""
@@ -253,14 +254,19 @@ class _BatchToSplit:
         if layout.triplets:
             num = stop - start
             src, dst, negative = part[EDGE_LABEL_INDEX].tensor_split((num, 2 * num))
-            return [(layout.input_type, src), (layout.other_type, dst),
-                    (layout.other_type, negative)]  # fmt: skip
+            return [
+                (layout.input_type, src),
+                (layout.other_type, dst),
+                (layout.other_type, negative),
+            ]
         src, dst = part[EDGE_LABEL_INDEX]
         num = stop - start
         return [
-            (layout.input_type, src[:num]), (layout.other_type, dst[:num]),
-            (layout.input_type, src[num:]), (layout.other_type, dst[num:]),
-        ]  # fmt: skip
+            (layout.input_type, src[:num]),
+            (layout.other_type, dst[:num]),
+            (layout.input_type, src[num:]),
+            (layout.other_type, dst[num:]),
+        ]
 
     def _pair_positions(self, links: Tensor, count: int, start: int, stop: int) -> Tensor:
         """Return the positions in ``EDGE_LABEL_INDEX`` of the part's seed edges and negatives."""
@@ -273,8 +279,9 @@ class _BatchToSplit:
         amount = links.size(1) - count
         rounds = torch.arange(amount // count, device=links.device)[:, None] * count
         last = amount - amount % count
-        rest = torch.arange(last + start, max(last + start, min(last + stop, amount)),
-                            device=links.device)  # fmt: skip
+        rest = torch.arange(
+            last + start, max(last + start, min(last + stop, amount)), device=links.device
+        )
         return torch.cat([seeds, count + (rounds + seeds).reshape(-1), count + rest])
 
     def _rename(self, part: SampleMessage, new: dict[NodeType | None, Tensor]) -> None:
@@ -353,9 +360,12 @@ class _PartGraph:
     """
 
     def __init__(
-        self, start: int, stop: int, nodes: dict[NodeType | None, Tensor],
+        self,
+        start: int,
+        stop: int,
+        nodes: dict[NodeType | None, Tensor],
         edge_types: list[EdgeType | None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.start, self.stop = start, stop
         # the last place is for what is not used
         self.new = {name: ids.new_full((ids.numel() + 1,), -1) for name, ids in nodes.items()}

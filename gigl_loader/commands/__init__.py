@@ -1,1 +1,5 @@
-"""The verbs of `gigl-loader`, a module for each; `gigl_loader.commands.cli` is the door."""
+"""The verbs of `gigl-loader`, a module for each; `cli` is the door.
+
+Face: `cli.main`.
+Must not know: `compat` and `testing`.
+"""

@@ -29,9 +29,14 @@ from gigl_loader.runtime.transport import own_address, sockets
 
 _GIB = 2**30
 _PACKAGES = (
-    "gigl_loader", "torch", "torch_geometric", "graphlearn-torch", "numba", "numpy",
+    "gigl_loader",
+    "torch",
+    "torch_geometric",
+    "graphlearn-torch",
+    "numba",
+    "numpy",
     "typing_extensions",
-)  # fmt: skip
+)
 # not worth a "!!": no loader needs it
 _OPTIONAL = ("graphlearn-torch",)
 _FEW_FILES = 1024
@@ -336,9 +341,13 @@ def _sample(seconds: float, num_workers: int, held: Footprint) -> Iterator[Findi
     )
     began = time.perf_counter()
     with gigl_loader.DistNeighborLoader(
-        gigl_loader.DistDataset.from_pyg(data), [10, 5], num_workers=num_workers, batch_size=512,
-        shuffle=True, timeout=60.0,
-    ) as loader:  # fmt: skip
+        gigl_loader.DistDataset.from_pyg(data),
+        [10, 5],
+        num_workers=num_workers,
+        batch_size=512,
+        shuffle=True,
+        timeout=60.0,
+    ) as loader:
         yield Finding("workers", f"{num_workers} ready after {time.perf_counter() - began:.1f} s")
         yield _kernels()
         # while the workers run: afterwards nothing is left to inspect

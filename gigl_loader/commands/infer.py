@@ -57,21 +57,26 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     graph = parser.add_mutually_exclusive_group(required=True)
     graph.add_argument("--root", help="directory that partition_graph wrote, or its s3:// URL")
     graph.add_argument(
-        "--server", metavar="HOST:PORT", type=host_and_port,
+        "--server",
+        metavar="HOST:PORT",
+        type=host_and_port,
         help="storage server 0 of a graph store, instead of --root",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--job", metavar="NAME",
+        "--job",
+        metavar="NAME",
         help="with --server: the job's name, as of init_compute_process (default: of its own)",
-    )  # fmt: skip
+    )
     add_cache(parser)
     parser.add_argument(
         "--out", required=True, help="folder for ids and embeddings, by rank, or its s3:// URL"
     )
     parser.add_argument(
-        "--model", required=True, metavar="MODULE:NAME",
+        "--model",
+        required=True,
+        metavar="MODULE:NAME",
         help="a class or function that returns the model: a BasicGNN, or a list of layers",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--model-options", type=json.loads, default={}, metavar="JSON", help="keywords of --model"
     )
@@ -82,9 +87,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, help="nodes that are computed at a time")
     parser.add_argument("--format", choices=("npy", "parquet"), default="npy", help="default npy")
     parser.add_argument(
-        "--edge-weight", action=argparse.BooleanOptionalAction,
+        "--edge-weight",
+        action=argparse.BooleanOptionalAction,
         help="give the layers the edges' weights",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--edge-attr", action="store_true", help="give the layers the edges' features"
     )
@@ -193,9 +199,12 @@ def _infer_from_partition(args: argparse.Namespace, model: Any, num_partitions: 
     # embeddings of changed files would be kept as those of this graph: the computation takes
     # longer.
     dataset = DistDataset.load(
-        args.root, rank % num_partitions, verify="now", cache_dir=args.cache_dir,
+        args.root,
+        rank % num_partitions,
+        verify="now",
+        cache_dir=args.cache_dir,
         cache_size=args.cache_size,
-    )  # fmt: skip
+    )
     _infer(args, model, dataset, rank)
 
 
@@ -256,10 +265,16 @@ def _infer(
     if isinstance(model, torch.nn.Module):
         model = model.to(device)
     embeddings = full_graph_inference(
-        model, dataset, out=args.out, batch_size=args.batch_size, device=device,
-        format=args.format, progress=False if args.quiet else None,
-        edge_weight=args.edge_weight, edge_attr=args.edge_attr,
-    )  # fmt: skip
+        model,
+        dataset,
+        out=args.out,
+        batch_size=args.batch_size,
+        device=device,
+        format=args.format,
+        progress=False if args.quiet else None,
+        edge_weight=args.edge_weight,
+        edge_attr=args.edge_attr,
+    )
     for name, result in (embeddings if isinstance(embeddings, dict) else {"": embeddings}).items():
         what = f"embeddings of {name!r}" if name else "embeddings"
         print(f"rank {rank}: {tuple(result.values.shape)} {what} in {result.path}", flush=True)

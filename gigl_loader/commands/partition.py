@@ -39,18 +39,25 @@ from gigl_loader.partitioning.tables.spec import (
 _OPTIONS = ("time_attr", "order", "edge_rows", "communities")
 """What the YAML file may say beside the tables; a flag of the same name comes before it."""
 _OF_GRAPHS = (
-    "pyg", "root", "num_partitions", "method", "edge_dir", "seed", "overwrite", "format", "quiet",
-    "time_attr", "order", "feature_dtype", "communities",
-)  # fmt: skip
+    "pyg",
+    "root",
+    "num_partitions",
+    "method",
+    "edge_dir",
+    "seed",
+    "overwrite",
+    "format",
+    "quiet",
+    "time_attr",
+    "order",
+    "feature_dtype",
+    "communities",
+)
 """Options that a saved graph has, too."""
 _LIBRARIES = ("dgl", "pyg", "gigl", "glt")
-_OF_TABLES = (
-    "pyg", "nodes", "edges", "id", "split", "partition_column", "src", "dst",
-)  # fmt: skip
+_OF_TABLES = ("pyg", "nodes", "edges", "id", "split", "partition_column", "src", "dst")
 """Options that a graph of another library lacks: its files say what these do."""
-_OF_GLT = (
-    "library", "tables", "root", "num_partitions", "method", "overwrite", "format", "quiet",
-)  # fmt: skip
+_OF_GLT = ("library", "tables", "root", "num_partitions", "method", "overwrite", "format", "quiet")
 """Options of partitions that are copied as they are."""
 
 
@@ -78,11 +85,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A flag that was not given is None, and leaves the value of the file.
         options |= {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
         report = partition_tables(
-            nodes, edges, args.num_partitions, args.root, method=args.method or METHODS[0],
-            edge_dir=args.edge_dir, seed=args.seed, memory=args.memory, scratch=args.scratch,
-            threads=args.threads, drop_dangling=args.drop_dangling, overwrite=args.overwrite,
-            progress=not args.quiet, format=args.format, engine=args.engine, **options,
-        )  # fmt: skip
+            nodes,
+            edges,
+            args.num_partitions,
+            args.root,
+            method=args.method or METHODS[0],
+            edge_dir=args.edge_dir,
+            seed=args.seed,
+            memory=args.memory,
+            scratch=args.scratch,
+            threads=args.threads,
+            drop_dangling=args.drop_dangling,
+            overwrite=args.overwrite,
+            progress=not args.quiet,
+            format=args.format,
+            engine=args.engine,
+            **options,
+        )
     # One line for errors that the user can fix. Others keep their traceback: they are our bugs.
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {in_shell_words(str(error), vars(args))}", file=sys.stderr)
@@ -147,51 +166,87 @@ def _parser() -> argparse.ArgumentParser:
         "--num-partitions 4 --memory 4GB",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("tables", nargs="?", metavar="PATH",
-                        help="YAML file that describes the tables; with --from, what its library "
-                        "wrote")  # fmt: skip
-    parser.add_argument("--from", dest="library", choices=_LIBRARIES,
-                        help="library that wrote PATH: the JSON file of DGL's or GraphStorm's "
-                        "partitions, the directory of PyG's Partitioner or graphlearn-torch's, or "
-                        "the YAML file of a GiGL task")  # fmt: skip
-    parser.add_argument("--pyg", metavar="FILE", help="a Data or HeteroData that torch.save wrote, "
-                        "in place of tables")  # fmt: skip
+    parser.add_argument(
+        "tables",
+        nargs="?",
+        metavar="PATH",
+        help="YAML file that describes the tables; with --from, what its library wrote",
+    )
+    parser.add_argument(
+        "--from",
+        dest="library",
+        choices=_LIBRARIES,
+        help="library that wrote PATH: the JSON file of DGL's or GraphStorm's "
+        "partitions, the directory of PyG's Partitioner or graphlearn-torch's, or "
+        "the YAML file of a GiGL task",
+    )
+    parser.add_argument(
+        "--pyg",
+        metavar="FILE",
+        help="a Data or HeteroData that torch.save wrote, in place of tables",
+    )
     parser.add_argument("--root", required=True, help="directory to write")
-    parser.add_argument("--num-partitions", type=int, help="number of partitions; with --from "
-                        "dgl, pyg and glt: left out to keep theirs")  # fmt: skip
+    parser.add_argument(
+        "--num-partitions",
+        type=int,
+        help="number of partitions; with --from dgl, pyg and glt: left out to keep theirs",
+    )
     parser.add_argument(
         "--method",
         choices=METHODS,
         help="who owns a node (default contiguous; with --from dgl and pyg as there); column and "
         "ldg: for tables",
     )
-    parser.add_argument("--edge-dir", choices=("in", "out"), default="in",
-                        help="direction in which loaders walk edges (default in)")  # fmt: skip
+    parser.add_argument(
+        "--edge-dir",
+        choices=("in", "out"),
+        default="in",
+        help="direction in which loaders walk edges (default in)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="for random and metis (default 0)")
     parser.add_argument("--memory", default="2GB", help="memory limit of the process (default 2GB)")
     parser.add_argument("--scratch", help="directory for temporary files (default: beside --root)")
     parser.add_argument("--threads", type=int, help="threads of the engine (default: one per CPU)")
-    parser.add_argument("--drop-dangling", action="store_true",
-                        help="leave out edges to unknown nodes")  # fmt: skip
+    parser.add_argument(
+        "--drop-dangling", action="store_true", help="leave out edges to unknown nodes"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace partitions at --root")
-    parser.add_argument("--format", choices=FORMATS, default="mapped",
-                        help="glt: the format of graphlearn-torch's own classes")  # fmt: skip
-    parser.add_argument("--engine", choices=ENGINES, default="duckdb",
-                        help="ray: joins and sorts as tasks of a Ray cluster")  # fmt: skip
-    parser.add_argument("--time-attr", help="attribute of nodes to sample by: edges keep the "
-                        "times of neighbours (in YAML: time_attr)")  # fmt: skip
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="mapped",
+        help="glt: the format of graphlearn-torch's own classes",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="duckdb",
+        help="ray: joins and sorts as tasks of a Ray cluster",
+    )
+    parser.add_argument(
+        "--time-attr",
+        help="attribute of nodes to sample by: edges keep the "
+        "times of neighbours (in YAML: time_attr)",
+    )
     parser.add_argument(
         "--order",
         choices=ORDERS,
         help="order of the rows of nodes; degree: those "
         "with most edges first, for training from disk (in YAML: order)",
     )
-    parser.add_argument("--edge-rows", action="store_true", default=None,
-                        help="keep the row of each edge in its table, 8 bytes per edge (in YAML: "
-                        "edge_rows)")  # fmt: skip
-    parser.add_argument("--communities", type=int, metavar="N",
-                        help="with ldg and metis: also find N groups of nodes with many edges "
-                        "within, each in one partition (in YAML: communities)")  # fmt: skip
+    parser.add_argument(
+        "--edge-rows",
+        action="store_true",
+        default=None,
+        help="keep the row of each edge in its table, 8 bytes per edge (in YAML: edge_rows)",
+    )
+    parser.add_argument(
+        "--communities",
+        type=int,
+        metavar="N",
+        help="with ldg and metis: also find N groups of nodes with many edges "
+        "within, each in one partition (in YAML: communities)",
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     group = parser.add_argument_group("a graph of one type, without a YAML file")
     group.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")
@@ -222,14 +277,23 @@ def _tables(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
     if not (args.nodes and args.edges):
         raise ConfigError("give a YAML file that describes the tables, or --nodes and --edges")
     nodes = {
-        "source": args.nodes, "id": args.id, "features": _one_or_all(args.features),
-        "label": _one_or_all(args.label), "feature_dtype": args.feature_dtype, "split": args.split,
-        "time": args.time, "partition": args.partition_column,
-    }  # fmt: skip
+        "source": args.nodes,
+        "id": args.id,
+        "features": _one_or_all(args.features),
+        "label": _one_or_all(args.label),
+        "feature_dtype": args.feature_dtype,
+        "split": args.split,
+        "time": args.time,
+        "partition": args.partition_column,
+    }
     edges = {
-        "source": args.edges, "src": args.src, "dst": args.dst, "weight": args.weight,
-        "features": _one_or_all(args.edge_features), "time": args.edge_time,
-    }  # fmt: skip
+        "source": args.edges,
+        "src": args.src,
+        "dst": args.dst,
+        "weight": args.weight,
+        "features": _one_or_all(args.edge_features),
+        "time": args.edge_time,
+    }
     return _make(NodeTable, nodes, "--nodes"), _make(EdgeTable, edges, "--edges"), {}
 
 

@@ -9,12 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.dataset.format.directory import (
-    Target,
-    complete_or_nothing,
-    lock_of,
-    only_writer,
-)
+from gigl_loader.dataset.format.directory import Target, complete_or_nothing, lock_of, only_writer
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.other_libraries.foreign_graphs import (
     OF_EDGES,
@@ -48,13 +43,26 @@ def partition_foreign(args: argparse.Namespace) -> str:
             }
         nodes, edges = graph.tables
         report = partition_tables(
-            nodes, edges, count, args.root, method=method, edge_dir=args.edge_dir, seed=args.seed,
-            memory=args.memory, scratch=args.scratch, threads=args.threads,
-            drop_dangling=args.drop_dangling, overwrite=args.overwrite, progress=not args.quiet,
-            format=args.format, engine=args.engine, time_attr=args.time_attr,
-            order=args.order or "ids", edge_rows=bool(args.edge_rows),
+            nodes,
+            edges,
+            count,
+            args.root,
+            method=method,
+            edge_dir=args.edge_dir,
+            seed=args.seed,
+            memory=args.memory,
+            scratch=args.scratch,
+            threads=args.threads,
+            drop_dangling=args.drop_dangling,
+            overwrite=args.overwrite,
+            progress=not args.quiet,
+            format=args.format,
+            engine=args.engine,
+            time_attr=args.time_attr,
+            order=args.order or "ids",
+            edge_rows=bool(args.edge_rows),
             communities=args.communities,
-        )  # fmt: skip
+        )
     return f"{report}\n{args.root}: run {report.run}, {report.seconds:.1f} s"
 
 
@@ -105,8 +113,10 @@ def _copy_glt(args: argparse.Namespace) -> str:
     root, started = Path(args.tables), time.monotonic()
     count = glt_files.count_partitions(root)
     if args.num_partitions not in (None, count) or args.method is not None:
-        raise ConfigError(f"--from glt keeps the {count} partitions of {root}: leave "
-                          "--num-partitions and --method out")  # fmt: skip
+        raise ConfigError(
+            f"--from glt keeps the {count} partitions of {root}: leave "
+            "--num-partitions and --method out"
+        )
     target = Target(args.root, overwrite=args.overwrite, format=args.format)
     with complete_or_nothing(target, progress=not args.quiet) as folder:
         shares = (glt_files.read_partition(root, k, None) for k in range(count))

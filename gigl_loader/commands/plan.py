@@ -32,9 +32,18 @@ _LINK_GBIT = 10.0
 _LOOK_S = 0.25
 _OF_A_GRAPH = ("nodes", "edges", "dim", "dtype")
 _OF_A_JOB = (
-    "num_neighbors", "batch_size", "ranks_per_machine", "num_workers", "cores", "step_ms",
-    "jobs", "deployment", "encrypted", "degree_distribution", "all_edges",
-)  # fmt: skip
+    "num_neighbors",
+    "batch_size",
+    "ranks_per_machine",
+    "num_workers",
+    "cores",
+    "step_ms",
+    "jobs",
+    "deployment",
+    "encrypted",
+    "degree_distribution",
+    "all_edges",
+)
 """Options that `Job` has under the same name, with the same unit."""
 _OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
 _EXAMPLE = """example:
@@ -112,19 +121,29 @@ def _check_is_writable(path: str | None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gigl-loader plan", description="Predict memory, speed and limits.", epilog=_EXAMPLE,
+        prog="gigl-loader plan",
+        description="Predict memory, speed and limits.",
+        epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     graph = parser.add_argument_group("the graph: a directory, or figures")
     graph.add_argument("--root", help="partitions that partition_graph or partition_tables wrote")
     graph.add_argument("--nodes", type=count, help="number of nodes, such as 111M")
     graph.add_argument("--edges", type=count, help="number of edges, such as 1.6B")
     graph.add_argument("--dim", type=int, help="number of feature columns of nodes")
     graph.add_argument("--dtype", choices=list(DTYPE_BYTES), help="type of the features")
-    graph.add_argument("--degree-distribution", choices=("uniform", "power-law"), default="uniform",
-                       help="degrees of the nodes, without --root (default uniform)")  # fmt: skip
-    graph.add_argument("--remote-share", type=share, help="share of neighbours in other partitions "
-                       "(default: as in --root; else as in random partitions)")  # fmt: skip
+    graph.add_argument(
+        "--degree-distribution",
+        choices=("uniform", "power-law"),
+        default="uniform",
+        help="degrees of the nodes, without --root (default uniform)",
+    )
+    graph.add_argument(
+        "--remote-share",
+        type=share,
+        help="share of neighbours in other partitions "
+        "(default: as in --root; else as in random partitions)",
+    )
     work = parser.add_argument_group("the work")
     work.add_argument(
         "--num-neighbors",
@@ -143,38 +162,74 @@ def _parser() -> argparse.ArgumentParser:
         help="cache of remote rows: a share such as 20%%, or 2GB per machine",
     )
     machines = parser.add_argument_group("the machines")
-    machines.add_argument("--deployment", choices=("colocated", "graph-store"), default="colocated",
-                          help="where sampling runs (default colocated)")  # fmt: skip
-    machines.add_argument("--machines", type=int, help="machines that train (default 1; "
-                          "colocated: the number of partitions in --root)")  # fmt: skip
-    machines.add_argument("--num-servers", type=int, help="storage servers of a graph store "
-                          "(default: the number of partitions in --root)")  # fmt: skip
-    machines.add_argument("--jobs", type=int, default=1, help="equal jobs that use the graph "
-                          "store at once; seeds/s are of one of them (default 1)")  # fmt: skip
-    machines.add_argument("--ranks-per-machine", type=int, default=1,
-                          help="training processes per machine (default 1)")  # fmt: skip
-    machines.add_argument("--num-workers", type=int, default=1, help="workers per "
-                          "rank; in a graph store per rank and server (default 1)")  # fmt: skip
-    machines.add_argument("--all-edges", action="store_true", help="the edges of all partitions "
-                          'are on each machine, by edges="all"')  # fmt: skip
+    machines.add_argument(
+        "--deployment",
+        choices=("colocated", "graph-store"),
+        default="colocated",
+        help="where sampling runs (default colocated)",
+    )
+    machines.add_argument(
+        "--machines",
+        type=int,
+        help="machines that train (default 1; colocated: the number of partitions in --root)",
+    )
+    machines.add_argument(
+        "--num-servers",
+        type=int,
+        help="storage servers of a graph store (default: the number of partitions in --root)",
+    )
+    machines.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="equal jobs that use the graph store at once; seeds/s are of one of them (default 1)",
+    )
+    machines.add_argument(
+        "--ranks-per-machine",
+        type=int,
+        default=1,
+        help="training processes per machine (default 1)",
+    )
+    machines.add_argument(
+        "--num-workers",
+        type=int,
+        default=1,
+        help="workers per rank; in a graph store per rank and server (default 1)",
+    )
+    machines.add_argument(
+        "--all-edges",
+        action="store_true",
+        help='the edges of all partitions are on each machine, by edges="all"',
+    )
     machines.add_argument("--cores", type=int, default=16, help="cores per machine (default 16)")
-    machines.add_argument("--memory", type=gigabytes, metavar="GB", help="memory per "
-                          "machine, such as 64GB")  # fmt: skip
-    machines.add_argument("--gpu", type=gigabytes, metavar="GB", help="memory of a GPU that "
-                          "samples the graph itself, such as 80GB")  # fmt: skip
+    machines.add_argument(
+        "--memory", type=gigabytes, metavar="GB", help="memory per machine, such as 64GB"
+    )
+    machines.add_argument(
+        "--gpu",
+        type=gigabytes,
+        metavar="GB",
+        help="memory of a GPU that samples the graph itself, such as 80GB",
+    )
     machines.add_argument(
         "--link",
         type=gigabits,
         help="network of a machine, such as "
         "25Gbit (default: as measured with a second host, else 10Gbit)",
     )
-    machines.add_argument("--disk", type=gigabytes, default=1.0, metavar="GB", help="bytes "
-                          "per second that the disk reads (default 1GB)")  # fmt: skip
+    machines.add_argument(
+        "--disk",
+        type=gigabytes,
+        default=1.0,
+        metavar="GB",
+        help="bytes per second that the disk reads (default 1GB)",
+    )
     machines.add_argument("--encrypted", action="store_true", help="connections use TLS")
     parser.add_argument("--costs", help="a file of --calibrate (default: costs in this package)")
     measure = parser.add_argument_group("measuring machines")
-    measure.add_argument("--calibrate", metavar="FILE", help="measure this machine for a "
-                         "minute, and write its costs")  # fmt: skip
+    measure.add_argument(
+        "--calibrate", metavar="FILE", help="measure this machine for a minute, and write its costs"
+    )
     measure.add_argument(
         "--with",
         dest="other",
@@ -182,8 +237,12 @@ def _parser() -> argparse.ArgumentParser:
         type=host_and_port,
         help="measure the link to a second host, too; it runs --answer",
     )
-    measure.add_argument("--answer", metavar="HOST:PORT", type=host_and_port,
-                         help="be the second host, and listen at this address")  # fmt: skip
+    measure.add_argument(
+        "--answer",
+        metavar="HOST:PORT",
+        type=host_and_port,
+        help="be the second host, and listen at this address",
+    )
     add_security(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -212,11 +271,15 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, DegreeDistributio
     machines = (1 if is_store else parts or 1) if args.machines is None else args.machines
     servers = ((is_store and parts) or 0) if args.num_servers is None else args.num_servers
     job = Job(
-        **known, **{name: getattr(args, name) for name in _OF_A_JOB}, machines=machines,
-        num_servers=servers, link_gbit=args.link or costs.link_gbit or _LINK_GBIT,
-        memory_gb=args.memory, disk_gb_per_s=args.disk,
+        **known,
+        **{name: getattr(args, name) for name in _OF_A_JOB},
+        machines=machines,
+        num_servers=servers,
+        link_gbit=args.link or costs.link_gbit or _LINK_GBIT,
+        memory_gb=args.memory,
+        disk_gb_per_s=args.disk,
         remote_cache=args.remote_cache if isinstance(args.remote_cache, float) else 0.0,
-    )  # fmt: skip
+    )
     if parts and parts != job.parts:  # the directory would be partitioned again
         partitioned = replace(job, num_servers=parts) if is_store else replace(job, machines=parts)
         job = partitioned.with_machines(machines, servers)
@@ -344,9 +407,10 @@ def _gpu_lines(device: DevicePlan | None) -> list[str]:
     if device is None:
         return []
     parts = {
-        "edges and labels": device.structure, "features": device.features,
+        "edges and labels": device.structure,
+        "features": device.features,
         "batches under way": device.batches,
-    }  # fmt: skip
+    }
     title = f"memory of a GPU of {device.gpu_gb:g} GB that samples the whole graph"
     return ["", *_rows(title, parts, _gigabytes, total=True)[:-1], _PLACES[device.where]]
 
@@ -355,10 +419,12 @@ def _as_json(plan: Plan, costs: Costs, device: DevicePlan | None) -> dict[str, A
     of_a_gpu = None if device is None else asdict(device) | {"where": device.where}
     return asdict(plan) | {
         "gpu": of_a_gpu,
-        "seeds_per_second": plan.seeds_per_second, "bottleneck": plan.bottleneck,
+        "seeds_per_second": plan.seeds_per_second,
+        "bottleneck": plan.bottleneck,
         "round_trips": plan.job.round_trips,
-        "fits": plan.fits, "costs": {"machine": costs.machine, "date": costs.date},
-    }  # fmt: skip
+        "fits": plan.fits,
+        "costs": {"machine": costs.machine, "date": costs.date},
+    }
 
 
 def table(plan: Plan, costs: Costs) -> str:
@@ -472,8 +538,11 @@ def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None 
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xlabel("training machines")
     axes.set_ylabel("seeds/s of all ranks")
-    axes.set_title(f"{job.deployment}, {job.nodes:,.0f} nodes, {job.edges:,.0f} edges, {job.dim} "
-                   f"{job.dtype}, {list(job.num_neighbors)}", fontsize=9)  # fmt: skip
+    axes.set_title(
+        f"{job.deployment}, {job.nodes:,.0f} nodes, {job.edges:,.0f} edges, {job.dim} "
+        f"{job.dtype}, {list(job.num_neighbors)}",
+        fontsize=9,
+    )
     axes.legend(fontsize=8, handlelength=4)
     axes.grid(alpha=0.3)
     figure.tight_layout()

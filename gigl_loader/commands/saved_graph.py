@@ -16,21 +16,35 @@ from gigl_loader.partitioning.partition_graph import partition_graph
 
 # PyG allows its own classes from 2.6 on, and later versions more of them.
 _ALLOWED = [
-    Data, HeteroData, DataEdgeAttr, DataTensorAttr, storages.BaseStorage, storages.GlobalStorage,
-    storages.NodeStorage, storages.EdgeStorage,
-]  # fmt: skip
+    Data,
+    HeteroData,
+    DataEdgeAttr,
+    DataTensorAttr,
+    storages.BaseStorage,
+    storages.GlobalStorage,
+    storages.NodeStorage,
+    storages.EdgeStorage,
+]
 
 
 def partition_saved_graph(args: argparse.Namespace) -> str:
     """Partition the graph of ``--pyg`` by the options of the command; return what was written."""
     started = time.monotonic()
     partition_graph(
-        read_saved_graph(Path(args.pyg)), args.num_partitions, args.root,
+        read_saved_graph(Path(args.pyg)),
+        args.num_partitions,
+        args.root,
         method=args.method or "contiguous",
-        edge_dir=args.edge_dir, seed=args.seed, progress=not args.quiet, format=args.format,
-        overwrite=args.overwrite, time_attr=args.time_attr, feature_dtype=args.feature_dtype,
-        order=args.order or "ids", communities=args.communities,
-    )  # fmt: skip
+        edge_dir=args.edge_dir,
+        seed=args.seed,
+        progress=not args.quiet,
+        format=args.format,
+        overwrite=args.overwrite,
+        time_attr=args.time_attr,
+        feature_dtype=args.feature_dtype,
+        order=args.order or "ids",
+        communities=args.communities,
+    )
     return f"{args.root}: {args.num_partitions} partitions, {time.monotonic() - started:.1f} s"
 
 

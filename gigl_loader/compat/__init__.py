@@ -1,6 +1,8 @@
 """Scripts of other libraries: GiGL's and graphlearn-torch's names, paths and interface.
 
-For scripts that cannot be edited, `install` lets their imports mean gigl_loader.
+Face: public names; `paths` and `answers` are files that `gigl_loader` has in its ``__path__``.
+Must not know: `commands` and `testing`. For scripts that cannot be edited, `install` lets their
+imports mean gigl_loader.
 """
 
 import sys

@@ -191,7 +191,7 @@ ADVICE: dict[str, dict[str, str]] = {
         "ABLPNodeSamplerInput": "ABLPInputNodes, or input_nodes= of DistABLPLoader",
     },
     "gigl_loader.sampler_options": {
-        "resolve_sampler_options": "loaders take num_neighbors and sampler_options themselves",
+        "resolve_sampler_options": "loaders take num_neighbors and sampler_options themselves"
     },
     "gigl_loader.types.graph": {
         "NodeType": "a str, such as 'user'",
@@ -210,7 +210,7 @@ ADVICE: dict[str, dict[str, str]] = {
     ),
     "gigl_loader.utils.device": {
         "get_device_from_process_group": "tensors on the CPU for a gloo group, and on the current "
-        "GPU for NCCL's; on_all_ranks(...) and sum_over_ranks(...) take either",
+        "GPU for NCCL's; on_all_ranks(...) and sum_over_ranks(...) take either"
     },
     "gigl_loader.utils.dist_sampler": _each(
         "SamplerInput SamplerRuntime create_dist_sampler", _SAMPLER
@@ -250,7 +250,7 @@ ADVICE: dict[str, dict[str, str]] = {
     ),
     "gigl_loader.utils.serialized_graph_metadata_translator": {
         "convert_pb_to_serialized_graph_metadata": "partition_tables(...) reads Parquet, CSV and "
-        "Arrow tables",
+        "Arrow tables"
     },
 }
 """Advice by package and name."""

@@ -37,24 +37,14 @@ from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.partition.adjacency import weighted_view, with_times
 from gigl_loader.dataset.partition.build import read_node_books
-from gigl_loader.dataset.partition.checks import (
-    check_edge_dir,
-    check_partitions,
-    warn_not_numbers,
-)
+from gigl_loader.dataset.partition.checks import check_edge_dir, check_partitions, warn_not_numbers
 from gigl_loader.dataset.partition.partition_output import (
     PartitionBook,
     PartitionOutput,
     read_output,
 )
 from gigl_loader.dataset.partition.view import Book, PartitionView, Splits
-from gigl_loader.dataset.placement import (
-    EdgesOn,
-    FeaturesOn,
-    KernelsBy,
-    Placement,
-    existing_device,
-)
+from gigl_loader.dataset.placement import EdgesOn, FeaturesOn, KernelsBy, Placement, existing_device
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
@@ -267,9 +257,13 @@ class DistDataset(AnswersForPyG, PartitionFacts, glt_classes.DistDataset):
         if edges not in get_args(Edges):
             raise ConfigError(f'edges must be "own" or "all", got {edges!r}')
         with opened_root(
-            root, [partition_idx], edges, cache_dir=cache_dir, cache_size=cache_size,
+            root,
+            [partition_idx],
+            edges,
+            cache_dir=cache_dir,
+            cache_size=cache_size,
             progress=progress,
-        ) as folder:  # fmt: skip
+        ) as folder:
             if edges == "all":
                 glt_files.check_all_parts(folder)
             ours = is_mapped_format(folder)
@@ -283,8 +277,15 @@ class DistDataset(AnswersForPyG, PartitionFacts, glt_classes.DistDataset):
             total = glt_files.bytes_to_read(folder, partition_idx, edges) if progress else 0
             with showing(f"load partition {partition_idx}", total, shown=progress):
                 if ours:
-                    return cls._open(folder, partition_idx, edge_dir, whole_node_label_file,
-                                     "mapped" if mmap else "resident", verify, edges)  # fmt: skip
+                    return cls._open(
+                        folder,
+                        partition_idx,
+                        edge_dir,
+                        whole_node_label_file,
+                        "mapped" if mmap else "resident",
+                        verify,
+                        edges,
+                    )
                 return cls._made(
                     *glt_files.read_partition(
                         folder, partition_idx, edge_dir, whole_node_label_file, edges
@@ -293,9 +294,15 @@ class DistDataset(AnswersForPyG, PartitionFacts, glt_classes.DistDataset):
 
     @classmethod
     def _open(
-        cls, root: Path, partition_idx: int, edge_dir: EdgeDir | None, label_file: Any,
-        memory: Memory, verify: str, edges: Edges,
-    ) -> "DistDataset":  # fmt: skip
+        cls,
+        root: Path,
+        partition_idx: int,
+        edge_dir: EdgeDir | None,
+        label_file: Any,
+        memory: Memory,
+        verify: str,
+        edges: Edges,
+    ) -> "DistDataset":
         part = MappedPart(root, partition_idx, memory, edges=edges)
         stated = part.header.edge_dir
         if edge_dir is not None and edge_dir != stated:
@@ -318,9 +325,16 @@ class DistDataset(AnswersForPyG, PartitionFacts, glt_classes.DistDataset):
 
     @classmethod
     def _reopen(
-        cls, root: Path, partition_idx: int, run: str, stamps: Stamps, splits: Splits,
-        max_labels: int | None, weight_attr: str | None, edges: Edges,
-    ) -> "DistDataset":  # fmt: skip
+        cls,
+        root: Path,
+        partition_idx: int,
+        run: str,
+        stamps: Stamps,
+        splits: Splits,
+        max_labels: int | None,
+        weight_attr: str | None,
+        edges: Edges,
+    ) -> "DistDataset":
         # The pickle names a path: the directory may be replaced, or a file in it be changed, before
         # it is unpickled, and the receiver would then have another graph than the sender.
         if (latest := read_header(root)[0].run) != run:

@@ -114,10 +114,14 @@ def identity_of(view: Any, source: Any = None) -> GraphIdentity:
     """
     run = content_digest(
         [
-            view.num_partitions, view.edge_dir, view.num_nodes, view.node_books, view.edge_books,
+            view.num_partitions,
+            view.edge_dir,
+            view.num_nodes,
+            view.node_books,
+            view.edge_books,
             sorted(view.adjacency),
         ]
-    )  # fmt: skip
+    )
     if source is None and view.num_partitions == 1:
         source = replace(view, identity=None)
     return GraphIdentity(run, "" if source is None else content_digest(source))

@@ -273,9 +273,11 @@ class DistFeature:
     """
 
     def __init__(
-        self, dataset: OfPartition | OfGraphStore, kind: Kind = "node_features",
+        self,
+        dataset: OfPartition | OfGraphStore,
+        kind: Kind = "node_features",
         group: dist.ProcessGroup | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if kind not in get_args(Kind):
             raise ConfigError(f"kind must be one of {get_args(Kind)}, got {kind!r}")
         self._kind: Kind = kind

@@ -1,6 +1,8 @@
 """The other deployment: a storage cluster samples, compute processes train.
 
-Names are listed in ``__init__.pyi`` and imported when they are first used.
+Face: its public names, listed in ``__init__.pyi`` and imported when they are first used;
+`client.remote_source` for loaders; `status`.
+Must not know: loaders. `serve`, `status` and `stop_job` are its programs.
 """
 
 import os

@@ -34,10 +34,11 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options; figures of the cluster come from torchrun's environment by default."""
     environ = os.environ
     parser = argparse.ArgumentParser(
-        prog="gigl-loader serve", epilog=_SERVE_EXAMPLE,
+        prog="gigl-loader serve",
+        epilog=_SERVE_EXAMPLE,
         description="Serve one partition of a graph to compute processes.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     add_security(parser)
     # Defaults are torchrun's variables, so that one command line works on all machines; without
     # torchrun they give one server, for trials.
@@ -46,22 +47,27 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add_cache(parser)
     parser.add_argument(
-        "--edges", choices=("own", "all"), default="own",
+        "--edges",
+        choices=("own", "all"),
+        default="own",
         help="all: have the edges of all partitions here, "
         "so that servers ask each other for no neighbours (default own)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--rank", type=int, default=int(environ.get("RANK", "0")),
+        "--rank",
+        type=int,
+        default=int(environ.get("RANK", "0")),
         help="this server; server i serves partition i modulo the number of partitions",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--num-servers", type=int, default=int(environ.get("WORLD_SIZE", "1")),
+        "--num-servers",
+        type=int,
+        default=int(environ.get("WORLD_SIZE", "1")),
         help="storage servers in all: the number of partitions, or for replicas a multiple of it",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--master-addr", default=environ.get("MASTER_ADDR", "127.0.0.1"),
-        help="address of server 0",
-    )  # fmt: skip
+        "--master-addr", default=environ.get("MASTER_ADDR", "127.0.0.1"), help="address of server 0"
+    )
     # not 29500, which is torchrun's own default on the same machine
     parser.add_argument("--master-port", type=int, default=29600, help="port of server 0")
     parser.add_argument("--host", help="address of this machine to listen on")
@@ -72,43 +78,64 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="where this server listens, if it is not server 0; 0: any that is free",
     )
     parser.add_argument(
-        "--num-jobs", "--num_server_sessions", type=int, default=0, metavar="N",
+        "--num-jobs",
+        "--num_server_sessions",
+        type=int,
+        default=0,
+        metavar="N",
         help="end after so many compute jobs (GiGL's name is taken, too); 0, the default: serve "
         "until SIGTERM or SIGINT",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--max-jobs", type=int, default=MAX_JOBS, metavar="N",
+        "--max-jobs",
+        type=int,
+        default=MAX_JOBS,
+        metavar="N",
         help="compute jobs to serve at a time; further ones wait in the order of their arrival",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--channel-memory", metavar="SIZE",
+        "--channel-memory",
+        metavar="SIZE",
         help='most memory for batches of all jobs, such as "8GB"; a loader beyond it is refused. '
         "Default: no limit",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--allow-samplers", metavar="PREFIX", action="append", default=[],
+        "--allow-samplers",
+        metavar="PREFIX",
+        action="append",
+        default=[],
         help="package, module or class that clients may name as a sampler; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--timeout", type=float, default=JOIN_TIMEOUT_S, metavar="SECONDS", help="wait for server 0"
     )
     parser.add_argument(
-        "--network-timeout", type=float, default=PATIENCE_S, metavar="SECONDS",
+        "--network-timeout",
+        type=float,
+        default=PATIENCE_S,
+        metavar="SECONDS",
         help="how long an outage of the network may last; the same on all processes",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--metrics-port", type=int, metavar="PORT",
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
         help="where Prometheus may read this server's figures, at /metrics; 0: any that is free",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--metrics-host", default="127.0.0.1", metavar="HOST",
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="HOST",
         help="address of this machine for that; beyond loopback it needs --tls or --insecure",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--reconnect-timeout", type=float, default=DEFAULT_RECONNECT_S, metavar="SECONDS",
+        "--reconnect-timeout",
+        type=float,
+        default=DEFAULT_RECONNECT_S,
+        metavar="SECONDS",
         help="how long another server may be away, to be started again with the same arguments, "
         "if no other one has its partition; 0: this one ends at once",
-    )  # fmt: skip
+    )
     return parser.parse_args(argv)
 
 
@@ -124,19 +151,32 @@ def serve(args: argparse.Namespace) -> int:
     # loaded before anything listens: clients wait for a server that does not respond yet, and say
     # so
     dataset = DistDataset.load(
-        args.root, args.rank % count_partitions(args.root, args.cache_dir), edges=args.edges,
-        cache_dir=args.cache_dir, cache_size=args.cache_size,
-    )  # fmt: skip
+        args.root,
+        args.rank % count_partitions(args.root, args.cache_dir),
+        edges=args.edges,
+        cache_dir=args.cache_dir,
+        cache_size=args.cache_size,
+    )
     _log.info("loaded %r in %.1f s", dataset, time.monotonic() - started)
     info = info_of_servers(args.num_servers, args.master_addr, args.master_port)
     with init_storage_process(
-        args.rank, info, dataset, num_jobs=args.num_jobs or None, max_jobs=args.max_jobs,
+        args.rank,
+        info,
+        dataset,
+        num_jobs=args.num_jobs or None,
+        max_jobs=args.max_jobs,
         channel_memory=args.channel_memory,
-        tls_dir=args.tls, insecure=args.insecure, allow_samplers=args.allow_samplers,
-        host=args.host, port=args.port, timeout=args.timeout, network_timeout=args.network_timeout,
-        metrics_port=args.metrics_port, metrics_host=args.metrics_host,
+        tls_dir=args.tls,
+        insecure=args.insecure,
+        allow_samplers=args.allow_samplers,
+        host=args.host,
+        port=args.port,
+        timeout=args.timeout,
+        network_timeout=args.network_timeout,
+        metrics_port=args.metrics_port,
+        metrics_host=args.metrics_host,
         reconnect_timeout=args.reconnect_timeout,
-    ) as server:  # fmt: skip
+    ) as server:
         return server.wait()
 
 

@@ -84,9 +84,11 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def ask(
-    where: tuple[str, int], security: Security, timeout_s: float = _TIMEOUT_S,
+    where: tuple[str, int],
+    security: Security,
+    timeout_s: float = _TIMEOUT_S,
     patience_s: float = 0.0,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the status of the server at ``where``.
 
     Args:

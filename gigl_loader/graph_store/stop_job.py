@@ -32,9 +32,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("name", metavar="NAME", help="the job's name")
     parser.add_argument("where", metavar="HOST:PORT", type=host_and_port, help="storage server 0")
     parser.add_argument(
-        "--timeout", type=float, default=_TIMEOUT_S, metavar="SECONDS",
+        "--timeout",
+        type=float,
+        default=_TIMEOUT_S,
+        metavar="SECONDS",
         help="longest wait for the response",
-    )  # fmt: skip
+    )
     add_security(parser)
     return parser.parse_args(argv)
 

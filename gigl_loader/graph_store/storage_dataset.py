@@ -46,9 +46,10 @@ def build_storage_dataset(
             `DistDataset.load` says.
     """
     given = {
-        "tf_record_uri_pattern": tf_record_uri_pattern, "splitter": splitter,
+        "tf_record_uri_pattern": tf_record_uri_pattern,
+        "splitter": splitter,
         "ssl_positive_label_percentage": ssl_positive_label_percentage,
-    }  # fmt: skip
+    }
     if named := [name for name, value in given.items() if value is not None]:
         raise ConfigError(
             f"build_storage_dataset has no use for {named}: there are no task configurations here; "

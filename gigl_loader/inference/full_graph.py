@@ -98,8 +98,9 @@ def full_graph(
     if unknown:
         logger.warning(
             "no test has compared %s with one process: it computes the same only if all that it "
-            "knows of other nodes is the rows of x that propagate() gathers", unknown,
-        )  # fmt: skip
+            "knows of other nodes is the rows of x that propagate() gathers",
+            unknown,
+        )
     if not isinstance(sequential, bool):
         raise WrongTypeError(f"sequential must be True or False, got {sequential!r}")
     if sequential:
@@ -138,9 +139,15 @@ class _RunningModule:
 
 class _FullGraphRun:
     def __init__(
-        self, model: torch.nn.Module, dataset: DistDataset, nodes: Any, device: torch.device,
-        seed: int, exchange: RankExchange, sequential: SequentialAggregation | None,
-    ) -> None:  # fmt: skip
+        self,
+        model: torch.nn.Module,
+        dataset: DistDataset,
+        nodes: Any,
+        device: torch.device,
+        seed: int,
+        exchange: RankExchange,
+        sequential: SequentialAggregation | None,
+    ) -> None:
         self._model, self._sequential = model, sequential
         self._units = units(model)
         # A layer of several hops reads further than the one hop that narrow_plans() counts for it.
@@ -458,10 +465,16 @@ class WholeGraphStatistics(TorchFunctionMode):
     # -- batch norm --------------------------------------------------------------------------------
 
     def _batch_norm(
-        self, x: Tensor, mean: Tensor | None, var: Tensor | None, weight: Tensor | None = None,
-        bias: Tensor | None = None, training: bool = False, momentum: float = 0.1,
+        self,
+        x: Tensor,
+        mean: Tensor | None,
+        var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
         eps: float = 1e-5,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         if not training:
             return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
         if self._rows_missing:

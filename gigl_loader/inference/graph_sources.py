@@ -122,8 +122,9 @@ class RowFetcher:
             # Both parts are written directly to their places among `nodes`. `came` is memory of the
             # next source's exchange: it is read before the loop goes on.
             parts: list[Part] = [
-                source.part(rows, asked.mine), (came, np.arange(asked.others.size), asked.others),
-            ]  # fmt: skip
+                source.part(rows, asked.mine),
+                (came, np.arange(asked.others.size), asked.others),
+            ]
             gathered.append(self._gathered(source, parts, nodes))
         return gathered
 

@@ -434,9 +434,7 @@ def _check_held(name: str, taken: dict[str, inspect.Parameter], graph: GraphSour
 
 
 def layers_of(
-    model: torch.nn.Module | Sequence[LayerFunction],
-    graph: GraphSource,
-    options: tuple[bool, bool],
+    model: torch.nn.Module | Sequence[LayerFunction], graph: GraphSource, options: tuple[bool, bool]
 ) -> list[Layer]:
     """Return the layers of a `BasicGNN`, or those of a list.
 

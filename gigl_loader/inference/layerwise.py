@@ -165,16 +165,25 @@ def full_graph_inference(
     # without parameters, torch's defaults: float32 on the CPU
     first = next(iter(_parameters(model_or_layers)), torch.empty(0))
     run = LayerRun(
-        graph, exchange, layers, batch_size, torch.device(device or first.device), first.dtype,
+        graph,
+        exchange,
+        layers,
+        batch_size,
+        torch.device(device or first.device),
+        first.dtype,
         dtype,
-    )  # fmt: skip
+    )
     # Everything that determines a row's bits and position. Functions only count by their number:
     # their code cannot be compared.
     identity = {
-        "model": model_digest(model_or_layers), "data": graph.digest(), "batch_size": batch_size,
-        "ranks": exchange.size, "layers": len(layers), "dtype": str(dtype),
+        "model": model_digest(model_or_layers),
+        "data": graph.digest(),
+        "batch_size": batch_size,
+        "ranks": exchange.size,
+        "layers": len(layers),
+        "dtype": str(dtype),
         "edges": [bool(edge_weight), edge_attr],
-    }  # fmt: skip
+    }
     shown = exchange.rank == 0 and (sys.stderr.isatty() if progress is None else progress)
     line = ProgressLine(len(layers) * run.num_rows, shown=shown)
     ending = f".{format}"
@@ -230,8 +239,9 @@ def _check_graph(graph: GraphSource, edge_weight: bool | None, edge_attr: bool) 
     if not graph.is_heterogeneous and not graph.features():
         raise ConfigError("the dataset has no node features to start from")
     for name, wanted, is_held in (
-        ("edge_weight", edge_weight, graph.weighted), ("edge_attr", edge_attr, graph.with_attr)
-    ):  # fmt: skip
+        ("edge_weight", edge_weight, graph.weighted),
+        ("edge_attr", edge_attr, graph.with_attr),
+    ):
         if wanted and not is_held:
             raise ConfigError(f"{name}=True, and the graph's edges have none")
 
@@ -240,8 +250,9 @@ def _warn_of_weights(model: Any, graph: GraphSource) -> None:
     if graph.weighted and getattr(model, "supports_edge_weight", False):
         logger.warning(
             "the graph's edges have weights and %s takes them, but they are not read: give "
-            "full_graph_inference edge_weight=True, or False to say so", type(model).__name__,
-        )  # fmt: skip
+            "full_graph_inference edge_weight=True, or False to say so",
+            type(model).__name__,
+        )
 
 
 def _parameters(model: Any) -> list[Tensor]:
@@ -283,9 +294,12 @@ def _keep_edges(
 
 
 def _parquet_files(
-    results: Mapping[NodeType, Results], graph: GraphSource, dataset: Any, batch_size: int,
+    results: Mapping[NodeType, Results],
+    graph: GraphSource,
+    dataset: Any,
+    batch_size: int,
     stack: ExitStack,
-) -> dict[NodeType, ParquetRows]:  # fmt: skip
+) -> dict[NodeType, ParquetRows]:
     files = {}
     for name, result in results.items():
         path, draft = result.path(), result.draft
@@ -376,9 +390,15 @@ class LayerRun:
     """
 
     def __init__(
-        self, graph: GraphSource, exchange: RankExchange, layers: list[Layer], batch_size: int,
-        device: torch.device, compute_dtype: torch.dtype, kept_dtype: torch.dtype | None,
-    ) -> None:  # fmt: skip
+        self,
+        graph: GraphSource,
+        exchange: RankExchange,
+        layers: list[Layer],
+        batch_size: int,
+        device: torch.device,
+        compute_dtype: torch.dtype,
+        kept_dtype: torch.dtype | None,
+    ) -> None:
         self._graph, self._exchange, self._layers = graph, exchange, layers
         self._device, self._compute_dtype, self._kept_dtype = device, compute_dtype, kept_dtype
         # sorted, like all loops over types here: reading is collective
@@ -395,9 +415,12 @@ class LayerRun:
         return sum(reader.own_ids.numel() for reader in self._readers.values())
 
     def compute(
-        self, results: Mapping[NodeType, Results], files: Mapping[NodeType, ParquetRows],
-        line: ProgressLine, uploads: LayerUploads | None = None,
-    ) -> dict[NodeType, Tensor]:  # fmt: skip
+        self,
+        results: Mapping[NodeType, Results],
+        files: Mapping[NodeType, ParquetRows],
+        line: ProgressLine,
+        uploads: LayerUploads | None = None,
+    ) -> dict[NodeType, Tensor]:
         """Return the rows of the last layer, by type. Collective.
 
         Args:
@@ -499,9 +522,14 @@ class LayerRun:
     # -- one layer of one type --------------------------------------------------------------------
 
     def _layer(
-        self, index: int, name: NodeType, sources: Mapping[NodeType, RowSource], results: Results,
-        file: ParquetRows | None, line: ProgressLine,
-    ) -> Tensor | None:  # fmt: skip
+        self,
+        index: int,
+        name: NodeType,
+        sources: Mapping[NodeType, RowSource],
+        results: Results,
+        file: ParquetRows | None,
+        line: ProgressLine,
+    ) -> Tensor | None:
         """Return the rows of a layer; None: it computes nothing for this type. Collective."""
         layer, reader, last = self._layers[index], self._readers[name], len(self._layers) - 1
         rows = results.existing(index, last=index == last)

@@ -232,9 +232,18 @@ def plan_edges(
     send = exchange.swap_counts(receive)
     wanted = exchange.swap(halo, receive, send)
     level = Level(
-        edge_type, torch.stack([rows, edges.targets]), exchange, None, None, None, own_ids.numel(),
-        shares.own_ids[dst].numel(), position_of(wanted, own_ids), send, receive,
-    )  # fmt: skip
+        edge_type,
+        torch.stack([rows, edges.targets]),
+        exchange,
+        None,
+        None,
+        None,
+        own_ids.numel(),
+        shares.own_ids[dst].numel(),
+        position_of(wanted, own_ids),
+        send,
+        receive,
+    )
     return EdgePlan(edge_type, level, edges.positions, halo)
 
 
@@ -301,10 +310,18 @@ def _narrow(
     # the others drop rows of their halos, too: these remain of the rows for them
     asked = whole.exchange.swap(halo, whole.receive, whole.send)
     return Level(
-        whole.edge_type, torch.stack([number[old[0]], position[old[1]]]), whole.exchange, sources,
-        targets, edges, sources.numel(), targets.numel(), whole.send_rows[asked],
-        _per_rank(asked, whole.send), _per_rank(halo, whole.receive),
-    )  # fmt: skip
+        whole.edge_type,
+        torch.stack([number[old[0]], position[old[1]]]),
+        whole.exchange,
+        sources,
+        targets,
+        edges,
+        sources.numel(),
+        targets.numel(),
+        whole.send_rows[asked],
+        _per_rank(asked, whole.send),
+        _per_rank(halo, whole.receive),
+    )
 
 
 def _per_rank(mask: Tensor, sizes: list[int]) -> list[int]:

@@ -28,16 +28,39 @@ SEVERAL_HOPS = ("APPNP", "GatedGraphConv", "SGConv", "TAGConv")
 """Modules that propagate several times in one forward."""
 
 CHECKED = {
-    *NORMALIZED, *SEVERAL_HOPS, "CGConv", "EdgeConv", "FiLMConv", "GATConv", "GATv2Conv", "GENConv",
-    "GINConv", "GINEConv", "GraphConv", "NNConv", "PNAConv", "ResGatedGraphConv", "SAGEConv",
-    "SimpleConv", "TransformerConv",
-}  # fmt: skip
+    *NORMALIZED,
+    *SEVERAL_HOPS,
+    "CGConv",
+    "EdgeConv",
+    "FiLMConv",
+    "GATConv",
+    "GATv2Conv",
+    "GENConv",
+    "GINConv",
+    "GINEConv",
+    "GraphConv",
+    "NNConv",
+    "PNAConv",
+    "ResGatedGraphConv",
+    "SAGEConv",
+    "SimpleConv",
+    "TransformerConv",
+}
 """Modules of PyG that tests compare with one process."""
 
 SEQUENTIAL = {
-    *NORMALIZED, "CGConv", "FiLMConv", "GATConv", "GatedGraphConv", "GINConv", "GINEConv",
-    "GraphConv", "ResGatedGraphConv", "SAGEConv", "SimpleConv",
-}  # fmt: skip
+    *NORMALIZED,
+    "CGConv",
+    "FiLMConv",
+    "GATConv",
+    "GatedGraphConv",
+    "GINConv",
+    "GINEConv",
+    "GraphConv",
+    "ResGatedGraphConv",
+    "SAGEConv",
+    "SimpleConv",
+}
 """Modules of PyG whose messages of one rank's rows need no message of another's."""
 
 _REFUSED = {
@@ -57,8 +80,13 @@ _REFUSED = {
     "GravNetConv": "it makes edges of its own",
 }
 _POOLING_NORMS = (
-    "DiffGroupNorm", "GraphNorm", "GraphSizeNorm", "InstanceNorm", "MeanSubtractionNorm", "PairNorm"
-)  # fmt: skip
+    "DiffGroupNorm",
+    "GraphNorm",
+    "GraphSizeNorm",
+    "InstanceNorm",
+    "MeanSubtractionNorm",
+    "PairNorm",
+)
 
 
 def check_model(model: torch.nn.Module) -> list[str]:

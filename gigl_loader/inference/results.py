@@ -129,9 +129,13 @@ class Results:
     """
 
     def __init__(
-        self, folder: Path | None, part: int, ids: Tensor, identity: dict[str, Any],
+        self,
+        folder: Path | None,
+        part: int,
+        ids: Tensor,
+        identity: dict[str, Any],
         ending: str = ".npy",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder, self._part, self._ids, self._ending = folder, part, ids, ending
         self._num_rows = ids.numel()
         self.identity: dict[str, Any] = {}
@@ -380,9 +384,13 @@ class ParquetRows:
     """
 
     def __init__(
-        self, path: Path, draft: Path, nodes: Tensor, batch_size: int,
+        self,
+        path: Path,
+        draft: Path,
+        nodes: Tensor,
+        batch_size: int,
         to_original: ToOriginal | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._path, self._half, self._nodes, self._batch_size = path, draft, nodes, batch_size
         self._to_original = to_original
         self._writer: Any = None

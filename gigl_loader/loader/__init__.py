@@ -1,1 +1,5 @@
-"""Loaders that users import, and the state of their epochs."""
+"""What users iterate: `BaseDistLoader`, the loaders of nodes, links and labels, their profile.
+
+Face: `base`, `node_loader`, `epochs.checkpoints`, `deployment.job_ranks`.
+Must not know: how batches are sampled.
+"""

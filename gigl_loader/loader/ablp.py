@@ -223,15 +223,25 @@ class DistABLPLoader(BaseDistLoader):
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
         options = LoaderOptions.of(
-            num_neighbors=num_neighbors, num_workers=num_workers, batch_size=batch_size,
-            context=context, local_process_rank=local_process_rank,
-            local_process_world_size=local_process_world_size, pin_memory_device=pin_memory_device,
-            worker_concurrency=worker_concurrency, channel_size=channel_size,
-            prefetch_size=prefetch_size, process_start_gap_seconds=process_start_gap_seconds,
-            num_cpu_threads=num_cpu_threads, shuffle=shuffle, drop_last=drop_last,
-            with_weight=with_weight, sampler_options=sampler_options,
-            non_blocking_transfers=non_blocking_transfers, **keywords,
-        )  # fmt: skip
+            num_neighbors=num_neighbors,
+            num_workers=num_workers,
+            batch_size=batch_size,
+            context=context,
+            local_process_rank=local_process_rank,
+            local_process_world_size=local_process_world_size,
+            pin_memory_device=pin_memory_device,
+            worker_concurrency=worker_concurrency,
+            channel_size=channel_size,
+            prefetch_size=prefetch_size,
+            process_start_gap_seconds=process_start_gap_seconds,
+            num_cpu_threads=num_cpu_threads,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            with_weight=with_weight,
+            sampler_options=sampler_options,
+            non_blocking_transfers=non_blocking_transfers,
+            **keywords,
+        )
         check_time_given(input_time, options.expansion)
         if exclude_supervision and options.expansion.in_trees:
             raise ConfigError(
@@ -245,9 +255,11 @@ class DistABLPLoader(BaseDistLoader):
             anchors = local_input(data, input_nodes)
             check_anchor_type(self._supervision, anchors.input_type)
             sampler = ablp_sampler_kind(
-                data.schema, self._supervision, exclude_supervision,
+                data.schema,
+                self._supervision,
+                exclude_supervision,
                 max_labels=data.max_labels_per_anchor_node,
-            )  # fmt: skip
+            )
             return add_times(anchors, input_time), sampler
 
         def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
@@ -259,9 +271,8 @@ class DistABLPLoader(BaseDistLoader):
             servers = range(dataset.cluster_info.num_storage_nodes)
             self._supervision, inputs = link_inputs(input_nodes, dataset.fetch_num_nodes(), servers)
             sampler = ablp_sampler_kind(
-                dataset.fetch_schema(), self._supervision, exclude_supervision,
-                labels_in_input=True,
-            )  # fmt: skip
+                dataset.fetch_schema(), self._supervision, exclude_supervision, labels_in_input=True
+            )
             return add_times_by_server(inputs, input_time), sampler
 
         start_loader(self, dataset, options, local=local, store=store)

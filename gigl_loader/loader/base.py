@@ -169,9 +169,15 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         if is_remote and producer is None:
             producer = process_role.remote_source().create_producer
         self._set_glt_attributes(
-            dataset, sampler_input, dataset_schema, worker_options, sampling_config, device,
-            runtime, is_remote,
-        )  # fmt: skip
+            dataset,
+            sampler_input,
+            dataset_schema,
+            worker_options,
+            sampling_config,
+            device,
+            runtime,
+            is_remote,
+        )
         self._dataset_schema = dataset_schema
         names = (*self._own_attributes(), *(PAD_ATTRIBUTES if padding is not None else ()))
         sampling_options.check_attribute_names(dataset_schema, names, type(self).__name__)
@@ -198,9 +204,10 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         self._recorders = self._stats.recorders
         process_role.check_context(is_remote, get_context())
         turns = WorkerTurns(
-            gap_s=process_start_gap_seconds, local_rank=runtime.local_rank,
+            gap_s=process_start_gap_seconds,
+            local_rank=runtime.local_rank,
             local_world_size=runtime.local_world_size,
-        )  # fmt: skip
+        )
         leader_turns = LeaderTurns(
             gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits
         )
@@ -215,9 +222,12 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
             with report_failure_to_ranks(COULD_NOT_BUILD):
                 self._open_source(turns)
                 self._epochs.agree_on_steps(
-                    self._source.num_batches, runtime.rank, runtime.world_size, self._even_ranks,
+                    self._source.num_batches,
+                    runtime.rank,
+                    runtime.world_size,
+                    self._even_ranks,
                     is_shared=self._shard == "world",
-                )  # fmt: skip
+                )
         # KeyboardInterrupt as well: workers would go on without a loader to shut them down. Nobody
         # waits for their responses yet, hence no lingering.
         except BaseException:
@@ -227,20 +237,29 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
     # -- start ----------------------------------------------------------------------------------
 
     def _make_source(
-        self, producer: Any, is_remote: bool, source_options: SourceOptions | None,
+        self,
+        producer: Any,
+        is_remote: bool,
+        source_options: SourceOptions | None,
         turns: LeaderTurns,
-    ) -> BatchSource:  # fmt: skip
+    ) -> BatchSource:
         """Return the source of this loader's batches, without starting it."""
         if not is_remote:
             source: BatchSource = producer
             return source
         seed = self.sampling_config.seed
         return process_role.remote_source()(
-            producer, self._given_dataset, self.input_data, self.sampling_config,
-            self.worker_options, self._sampler_options,
+            producer,
+            self._given_dataset,
+            self.input_data,
+            self.sampling_config,
+            self.worker_options,
+            self._sampler_options,
             source_options or SourceOptions(seed=seed_or_drawn(seed)),
-            pin_memory=self.to_device.type == "cuda", shard=self._shard, turns=turns,
-        )  # fmt: skip
+            pin_memory=self.to_device.type == "cuda",
+            shard=self._shard,
+            turns=turns,
+        )
 
     @explained_limits("starting the workers of a loader")
     def _open_source(self, turns: WorkerTurns) -> None:
@@ -308,11 +327,15 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
     def _make_iterator(self, num_left: int, progress: EpochProgress) -> EpochIterator:
         self._stats.num_received = progress.yielded
         return EpochIterator(
-            self._source, num_left, progress,
-            collate=self._collated, stats=self._stats, engine=self._engine,
+            self._source,
+            num_left,
+            progress,
+            collate=self._collated,
+            stats=self._stats,
+            engine=self._engine,
             depth=self._device_prefetch,
             split=self._padding.split if self._padding and self._may_split else None,
-        )  # fmt: skip
+        )
 
     def __next__(self) -> Batch:
         """Return the next batch of the iterator that ``iter`` returned, while that is held."""
@@ -373,9 +396,7 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
             "drop_last": self.drop_last,
             "seed": self._seed,
             "draw_version": draw_version(
-                by_logarithm=by_logarithm,
-                strict_pairs=self._has_strict_pairs,
-                in_groups=in_groups,
+                by_logarithm=by_logarithm, strict_pairs=self._has_strict_pairs, in_groups=in_groups
             ),
             **({"groups_per_batch": options.groups_per_batch} if in_groups else {}),
             **({} if of_world else of_rank),

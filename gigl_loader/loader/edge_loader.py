@@ -42,9 +42,12 @@ from gigl_loader.sampler.options import SamplerOptions, Shuffle
 from gigl_loader.sources.remote_dataset import RemoteDataset
 
 EdgeInput = (
-    Tensor | EdgeType | tuple[EdgeType, Tensor | None] | Mapping[int, Tensor]
+    Tensor
+    | EdgeType
+    | tuple[EdgeType, Tensor | None]
+    | Mapping[int, Tensor]
     | tuple[EdgeType, Mapping[int, Tensor]]
-)  # fmt: skip
+)
 """Accepted values of ``edge_label_index`` in `DistLinkNeighborLoader`; None, too: all edges."""
 
 
@@ -228,15 +231,25 @@ class DistLinkNeighborLoader(BaseDistLoader):
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
         options = LoaderOptions.of(
-            num_neighbors=num_neighbors, num_workers=num_workers, batch_size=batch_size,
-            context=context, local_process_rank=local_process_rank,
-            local_process_world_size=local_process_world_size, pin_memory_device=pin_memory_device,
-            worker_concurrency=worker_concurrency, channel_size=channel_size,
-            prefetch_size=prefetch_size, process_start_gap_seconds=process_start_gap_seconds,
-            num_cpu_threads=num_cpu_threads, shuffle=shuffle, drop_last=drop_last,
-            with_weight=with_weight, sampler_options=sampler_options,
-            non_blocking_transfers=non_blocking_transfers, **keywords,
-        )  # fmt: skip
+            num_neighbors=num_neighbors,
+            num_workers=num_workers,
+            batch_size=batch_size,
+            context=context,
+            local_process_rank=local_process_rank,
+            local_process_world_size=local_process_world_size,
+            pin_memory_device=pin_memory_device,
+            worker_concurrency=worker_concurrency,
+            channel_size=channel_size,
+            prefetch_size=prefetch_size,
+            process_start_gap_seconds=process_start_gap_seconds,
+            num_cpu_threads=num_cpu_threads,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            with_weight=with_weight,
+            sampler_options=sampler_options,
+            non_blocking_transfers=non_blocking_transfers,
+            **keywords,
+        )
         check_time_given(edge_label_time, options.expansion, TIMES)
         # PyG's words: an edge has no time of its own that its ends could be compared with.
         if edge_label_time is None and options.expansion.time_attr is not None:

@@ -130,9 +130,12 @@ MakeSource = Callable[..., BatchSource]
 
 @explained_limits("building a loader")
 def colocated_arguments(
-    dataset: Any, options: LoaderOptions, runtime: DistributedRuntimeInfo, make_input: LocalInput,
+    dataset: Any,
+    options: LoaderOptions,
+    runtime: DistributedRuntimeInfo,
+    make_input: LocalInput,
     kind: str,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return the arguments of `BaseDistLoader` for a loader that samples on this machine.
 
     Args:
@@ -152,9 +155,14 @@ def colocated_arguments(
         source_options, device = given.source_options(), given.batch_device(runtime.local_rank)
         check_on_device(data, device, in_process=given.in_process)
         padding = make_padding(
-            options, config.num_neighbors, data.schema, data.view().num_nodes, [whole], sampler,
+            options,
+            config.num_neighbors,
+            data.schema,
+            data.view().num_nodes,
+            [whole],
+            sampler,
             runtime.world_size,
-        )  # fmt: skip
+        )
         groups = given.group_source(whole.input_type, data.schema, data.view().num_nodes)
         if groups is not None:
             groups.check_attribute(data)
@@ -184,15 +192,24 @@ def colocated_arguments(
     samples = _in_this_process if given.in_process else in_workers
     worker_options, producer = samples(given, runtime, device, data)
     return {
-        "dataset": data, "sampler_input": sampler_input, "dataset_schema": data.schema,
-        "sampling_config": config, "device": device, "runtime": runtime,
-        "worker_options": worker_options, "sampler_options": given.sampler_options,
-        "source_options": source_options, "padding": padding,
+        "dataset": data,
+        "sampler_input": sampler_input,
+        "dataset_schema": data.schema,
+        "sampling_config": config,
+        "device": device,
+        "runtime": runtime,
+        "worker_options": worker_options,
+        "sampler_options": given.sampler_options,
+        "source_options": source_options,
+        "padding": padding,
         "producer": producer(
-            data, sampler_input, config, sampler_options=given.sampler_options,
+            data,
+            sampler_input,
+            config,
+            sampler_options=given.sampler_options,
             source_options=source_options,
         ),
-    }  # fmt: skip
+    }
 
 
 def in_workers(
@@ -212,9 +229,11 @@ def in_workers(
     log_workers(given.num_workers, runtime.local_world_size)
     channel = BaseDistLoader.create_colocated_channel(options, device=device)
     return options, partial(
-        DistSamplingProducer, worker_options=options, channel=channel,
+        DistSamplingProducer,
+        worker_options=options,
+        channel=channel,
         worker_init_fn=given.worker_init_fn,
-    )  # fmt: skip
+    )
 
 
 def _in_this_process(
@@ -313,17 +332,26 @@ def remote_arguments(
         prefetch_size=prefetch,
     )
     return {
-        "dataset": dataset, "sampler_input": inputs, "dataset_schema": schema,
-        "sampling_config": config, "runtime": runtime,
+        "dataset": dataset,
+        "sampler_input": inputs,
+        "dataset_schema": schema,
+        "sampling_config": config,
+        "runtime": runtime,
         "device": given.batch_device(runtime.local_rank),
         "source_options": given.source_options(),
-        "worker_options": worker_options, "producer": remote_source().create_producer,
+        "worker_options": worker_options,
+        "producer": remote_source().create_producer,
         "sampler_options": given.sampler_options,
         "padding": make_padding(
-            options, config.num_neighbors, schema, num_nodes, inputs, default_sampler,
+            options,
+            config.num_neighbors,
+            schema,
+            num_nodes,
+            inputs,
+            default_sampler,
             runtime.world_size,
         ),
-    }  # fmt: skip
+    }
 
 
 def check_in_process(data: DistDataset, exchange: str) -> None:

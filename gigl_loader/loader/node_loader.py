@@ -202,24 +202,37 @@ class DistNeighborLoader(BaseDistLoader):
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
         options = LoaderOptions.of(
-            num_neighbors=num_neighbors, num_workers=num_workers, batch_size=batch_size,
-            context=context, local_process_rank=local_process_rank,
-            local_process_world_size=local_process_world_size, pin_memory_device=pin_memory_device,
-            worker_concurrency=worker_concurrency, channel_size=channel_size,
-            prefetch_size=prefetch_size, process_start_gap_seconds=process_start_gap_seconds,
-            num_cpu_threads=num_cpu_threads, shuffle=shuffle, drop_last=drop_last,
-            with_weight=with_weight, sampler_options=sampler_options,
-            non_blocking_transfers=non_blocking_transfers, **keywords,
-        )  # fmt: skip
+            num_neighbors=num_neighbors,
+            num_workers=num_workers,
+            batch_size=batch_size,
+            context=context,
+            local_process_rank=local_process_rank,
+            local_process_world_size=local_process_world_size,
+            pin_memory_device=pin_memory_device,
+            worker_concurrency=worker_concurrency,
+            channel_size=channel_size,
+            prefetch_size=prefetch_size,
+            process_start_gap_seconds=process_start_gap_seconds,
+            num_cpu_threads=num_cpu_threads,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            with_weight=with_weight,
+            sampler_options=sampler_options,
+            non_blocking_transfers=non_blocking_transfers,
+            **keywords,
+        )
         check_time_given(input_time, options.expansion)
         sampler = self._sampler
         start_loader(
-            self, dataset, options,
+            self,
+            dataset,
+            options,
             local=lambda data: (add_times(local_input(data, input_nodes), input_time), sampler),
             store=lambda store: (
-                add_times_by_server(remote_input(store, input_nodes), input_time), sampler
+                add_times_by_server(remote_input(store, input_nodes), input_time),
+                sampler,
             ),
-        )  # fmt: skip
+        )
 
 
 def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:

@@ -102,9 +102,14 @@ class WorkerRanges:
                         stop = min((ended - base_ns) / 1e3, span[1])
                         if start < stop:
                             yield {
-                                "ph": "X", "cat": "user_annotation", "name": name, "pid": process,
-                                "tid": row, "ts": start, "dur": stop - start,
-                            }  # fmt: skip
+                                "ph": "X",
+                                "cat": "user_annotation",
+                                "name": name,
+                                "pid": process,
+                                "tid": row,
+                                "ts": start,
+                                "dur": stop - start,
+                            }
 
 
 @contextmanager

@@ -25,9 +25,16 @@ from gigl_loader.sources.batch_source import BatchSource
 from gigl_loader.sources.workers.producer import DistSamplingProducer
 
 _OF_CONFIG = (
-    "sampling_type", "num_neighbors", "batch_size", "shuffle", "drop_last", "with_edge",
-    "with_weight", "collect_features", "edge_dir",
-)  # fmt: skip
+    "sampling_type",
+    "num_neighbors",
+    "batch_size",
+    "shuffle",
+    "drop_last",
+    "with_edge",
+    "with_weight",
+    "collect_features",
+    "edge_dir",
+)
 
 
 class AnswersGLT:
@@ -43,10 +50,16 @@ class AnswersGLT:
     worker_options: Any
 
     def _set_glt_attributes(
-        self, dataset: Any, sampler_input: Any, schema: DatasetSchema, worker_options: Any,
-        sampling_config: SamplingConfig, device: torch.device, runtime: DistributedRuntimeInfo,
+        self,
+        dataset: Any,
+        sampler_input: Any,
+        schema: DatasetSchema,
+        worker_options: Any,
+        sampling_config: SamplingConfig,
+        device: torch.device,
+        runtime: DistributedRuntimeInfo,
         is_remote: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.data = None if is_remote else dataset
         if is_remote:
             self.num_data_partitions = dataset.cluster_info.num_storage_nodes

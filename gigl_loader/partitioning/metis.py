@@ -78,9 +78,14 @@ def cut_by_metis(metis: Any, indptr: Array, indices: Array, count: int, seed: in
 
 
 def communities_by_metis(
-    metis: Any, indptr: Array, indices: Array, owners: Array, num_partitions: int, communities: int,
+    metis: Any,
+    indptr: Array,
+    indices: Array,
+    owners: Array,
+    num_partitions: int,
+    communities: int,
     seed: int,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return ``[num_nodes]`` int64, dense communities: each partition is cut again.
 
     Args:

@@ -28,11 +28,7 @@ from gigl_loader.dataset.from_pyg.pyg_graph import (
 from gigl_loader.dataset.lookup import FeatureDtype, check_feature_dtype, quantise
 from gigl_loader.dataset.partition.adjacency import compress
 from gigl_loader.dataset.partition.build import contiguous_book, make_book
-from gigl_loader.dataset.partition.checks import (
-    check_edge_dir,
-    check_partitions,
-    warn_not_numbers,
-)
+from gigl_loader.dataset.partition.checks import check_edge_dir, check_partitions, warn_not_numbers
 from gigl_loader.dataset.partition.view import Book, WithSplits
 from gigl_loader.dataset.schema import (
     COMMUNITY,
@@ -166,9 +162,13 @@ def _shares(cutter: Cutter, num_partitions: int, bar: ProgressBar) -> Iterator[W
 
 
 def _assign(
-    source: CheckedGraph, num_partitions: int, method: str, seed: int, metis: Any,
+    source: CheckedGraph,
+    num_partitions: int,
+    method: str,
+    seed: int,
+    metis: Any,
     communities: int | None,
-) -> dict[NodeType, Book]:  # fmt: skip
+) -> dict[NodeType, Book]:
     """Return the owners of nodes; their communities become an attribute of ``source``."""
     counts = source.num_nodes
     if metis is not None:
@@ -215,10 +215,13 @@ def _assign_by_metis(
 def _bytes_to_write(source: CheckedGraph) -> int:
     tensors = [
         *(part.weights for part in source.edges.values() if part.weights is not None),
-        *source.label_edges.values(), *source.node_features.values(), *source.node_labels.values(),
-        *source.edge_features.values(), *source.node_attributes.values(),
+        *source.label_edges.values(),
+        *source.node_features.values(),
+        *source.node_labels.values(),
+        *source.edge_features.values(),
+        *source.node_attributes.values(),
         *source.edge_attributes.values(),
-    ]  # fmt: skip
+    ]
     # rows, columns, ids and owner of each edge, as in GLT's format: an upper bound
     ends = sum(4 * 8 * part.edge_index.size(1) for part in source.edges.values())
     ids = 8 * sum(source.num_nodes.values())

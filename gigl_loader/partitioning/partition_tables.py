@@ -159,11 +159,19 @@ def partition_tables(
     target = place.path
     building = target.with_name(f".{target.name}.building")
     settings = {
-        "graph": _fingerprint(graph), "num_partitions": num_partitions, "method": method,
-        "edge_dir": edge_dir, "seed": seed, "drop_dangling": drop_dangling, "root": str(target),
-        "format": format, "time_attr": time_attr, "order": order, "edge_rows": edge_rows,
+        "graph": _fingerprint(graph),
+        "num_partitions": num_partitions,
+        "method": method,
+        "edge_dir": edge_dir,
+        "seed": seed,
+        "drop_dangling": drop_dangling,
+        "root": str(target),
+        "format": format,
+        "time_attr": time_attr,
+        "order": order,
+        "edge_rows": edge_rows,
         "communities": communities,
-    }  # fmt: skip
+    }
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
     request = _request(settings)
     if (present := _already_there(folder, place, graph, request)) is not None:
@@ -193,9 +201,21 @@ def partition_tables(
 
         try:
             report = pipeline.Run(
-                job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building,
-                time_attr, order, edge_rows, communities, request,
-            ).make(began)  # fmt: skip
+                job,
+                graph,
+                num_partitions,
+                method,
+                edge_dir,
+                seed,
+                limit,
+                drop_dangling,
+                building,
+                time_attr,
+                order,
+                edge_rows,
+                communities,
+                request,
+            ).make(began)
         except ConfigError:  # finished work is useless with other tables or arguments
             for path in (building, folder):
                 shutil.rmtree(path, ignore_errors=True)

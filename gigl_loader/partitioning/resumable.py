@@ -74,9 +74,15 @@ class ResumableJob:
     sizes = WorkSizes()
 
     def __init__(
-        self, folder: Path, settings: Mapping[str, Any], *, memory: int, threads: int,
-        progress: bool, run_steps: "RunSteps | None" = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        settings: Mapping[str, Any],
+        *,
+        memory: int,
+        threads: int,
+        progress: bool,
+        run_steps: "RunSteps | None" = None,
+    ) -> None:
         self._run_steps = run_steps or _one_by_one
         self._idle: list[_Database] = []
         self.folder, self.threads, self._shown = folder, threads, progress

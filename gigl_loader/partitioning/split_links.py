@@ -193,9 +193,14 @@ def split_links(
     if edge_type is None and source.heterogeneous:
         raise ConfigError("edge_type is needed to split the links of a HeteroData")
     plan = _make_plan(
-        edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, list(source.edges), rev_edge_types,
-        num_val, num_test, disjoint_train_ratio, seed,
-    )  # fmt: skip
+        edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+        list(source.edges),
+        rev_edge_types,
+        num_val,
+        num_test,
+        disjoint_train_ratio,
+        seed,
+    )
     # PyG copies the stores, not the tensors: the assignments below do not change the input graph
     result = copy.copy(data)
     splits = {}
@@ -227,15 +232,22 @@ def link_draws(src: Tensor, dst: Tensor, seed: int, *, stream: int = 0) -> Tenso
 
 
 def _make_plan(
-    edge_type: EdgeType, known: list[EdgeType], rev_edge_types: Any, num_val: Any, num_test: Any,
-    disjoint_train_ratio: Any, seed: Any,
-) -> _Plan:  # fmt: skip
+    edge_type: EdgeType,
+    known: list[EdgeType],
+    rev_edge_types: Any,
+    num_val: Any,
+    num_test: Any,
+    disjoint_train_ratio: Any,
+    seed: Any,
+) -> _Plan:
     check_edge_type(edge_type, "split_links")
     if edge_type not in known or is_label_edge_type(edge_type):
         raise ConfigError(f"there are no edges of type {edge_type} to split; there are {known}")
     fractions = {
-        "num_val": num_val, "num_test": num_test, "disjoint_train_ratio": disjoint_train_ratio,
-    }  # fmt: skip
+        "num_val": num_val,
+        "num_test": num_test,
+        "disjoint_train_ratio": disjoint_train_ratio,
+    }
     for name, value in fractions.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise WrongTypeError(f"{name} must be a fraction, got {value!r}")
@@ -358,9 +370,14 @@ def split_partitions(
             raise ConfigError("edge_type is needed to split the links of a heterogeneous graph")
         walked = [t for t in view.adjacency if not is_label_edge_type(t)]
         plan = _make_plan(
-            edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, walked, rev_edge_types,
-            num_val, num_test, disjoint_train_ratio, seed,
-        )  # fmt: skip
+            edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+            walked,
+            rev_edge_types,
+            num_val,
+            num_test,
+            disjoint_train_ratio,
+            seed,
+        )
         # a second split of one type would add to the labels of the first, and leak them
         if {_label_type(plan, split) for split in SPLITS} & view.adjacency.keys():
             raise ConfigError(f"{root} has label edges of {plan.edge_type} already")

@@ -1,1 +1,5 @@
-"""What the library runs on: processes, memory, connections, storage, compilers. Knows no graph."""
+"""What the library runs on: processes, threads, memory, connections, storage, compilers.
+
+Face: its five folders, and the loose modules, which any room may import.
+Must not know: graphs and batches.
+"""

@@ -59,8 +59,9 @@ class _SaysThatItCompiles(event.Listener):
         logger.warning(
             "compiling %s: a few seconds of one core; kept for later loaders in %s "
             "(NUMBA_CACHE_DIR says where)",
-            purpose, kernel.stats.cache_path or "memory",
-        )  # fmt: skip
+            purpose,
+            kernel.stats.cache_path or "memory",
+        )
 
     def on_end(self, event: event.Event) -> None:
         """Do nothing: the next output shows that it is over."""

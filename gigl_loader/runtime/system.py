@@ -14,9 +14,7 @@ _SHM = Path("/dev/shm")
 _LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
 _POLL_S = 0.02
 # of both versions of cgroups: the limit, and what is used
-_OF_MEMORY = (
-    ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-)  # fmt: skip
+_OF_MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 _NO_LIMIT = 1 << 62
 """More than any memory: so version 1 says that there is no limit."""
 IGNORED: set[str] = set()

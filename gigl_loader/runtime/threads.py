@@ -38,9 +38,11 @@ def new_thread(
 
 
 def _run(
-    target: Callable[..., object], args: tuple[Any, ...], name: str,
+    target: Callable[..., object],
+    args: tuple[Any, ...],
+    name: str,
     on_death: Callable[[BaseException], object],
-) -> None:  # fmt: skip
+) -> None:
     try:
         target(*args)
     # SystemExit, too: `threading` lets that end a thread without a word

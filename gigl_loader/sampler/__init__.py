@@ -1,4 +1,8 @@
-"""From seeds to one sample message. No processes, no channels."""
+"""From seeds to one message: kinds, options, roots, expansion, and the samplers made of them.
+
+Face: `options`, `plan`, `kinds`, `bounds`, the samplers; parts of `rows`, `row_cache` and `gpu`.
+Must not know: processes, sockets, epochs, who owns rows.
+"""
 
 import os
 

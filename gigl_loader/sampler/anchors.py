@@ -219,9 +219,12 @@ class AnchorKind(SamplerKind):
         return tuple(_as_type(edge_type) for edge_type in self.keywords["supervision"])
 
     def most_roots(
-        self, input_type: NodeType, num_seeds: int, known: Collection[EdgeType],
+        self,
+        input_type: NodeType,
+        num_seeds: int,
+        known: Collection[EdgeType],
         widths: Mapping[str, int],
-    ) -> dict[NodeType, int]:  # fmt: skip
+    ) -> dict[NodeType, int]:
         """Return the most anchors and labels, by type."""
         most = {input_type: num_seeds}
         for edge_type in self.supervision:

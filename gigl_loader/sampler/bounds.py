@@ -72,8 +72,10 @@ def batch_bounds(
     if not (roots_repeat or disjoint):
         start = {name: min(count, num_nodes[name]) for name, count in start.items()}
     # With roots, at least one node is already found: all roots may be that one.
-    most = {name: None if disjoint else max(count - min(start[name], 1), 0)
-            for name, count in num_nodes.items()}  # fmt: skip
+    most = {
+        name: None if disjoint else max(count - min(start[name], 1), 0)
+        for name, count in num_nodes.items()
+    }
     nodes_per_hop = {name: [count] for name, count in start.items()}
     edges_per_hop: dict[EdgeType, list[int]] = {name: [] for name in widths}
     for hop in range(len(next(iter(widths.values()), ()))):
@@ -81,8 +83,9 @@ def batch_bounds(
             counts.append(nodes_per_hop[name[expanded]][hop] * widths[name][hop])
         for node_type, counts in nodes_per_hop.items():
             # At worst each edge of the hop leads to a node that no other edge led to.
-            reached = sum(drawn[hop] for name, drawn in edges_per_hop.items()
-                        if name[neighbor] == node_type)  # fmt: skip
+            reached = sum(
+                drawn[hop] for name, drawn in edges_per_hop.items() if name[neighbor] == node_type
+            )
             counts.append(_at_most(reached, most[node_type]))
     nodes = {}
     for node_type, (first, *later) in nodes_per_hop.items():
@@ -94,9 +97,11 @@ def batch_bounds(
         {name: tuple(counts) for name, counts in nodes_per_hop.items()},
         {name: tuple(counts) for name, counts in edges_per_hop.items()},
         nodes,
-        {name: _most_edges(widths[name], nodes_per_hop[end], nodes[end])
-         for name, end in ends.items()},
-    )  # fmt: skip
+        {
+            name: _most_edges(widths[name], nodes_per_hop[end], nodes[end])
+            for name, end in ends.items()
+        },
+    )
 
 
 def _widths(

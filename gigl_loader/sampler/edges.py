@@ -88,9 +88,15 @@ class EdgeRoots:
         self._edge_type: EdgeType = (src, relation, dst)
         self._kind = negatives
         self._negatives = Negatives(
-            reader, plan, self._edge_type, kind=negatives, amount=amount, strict=strict,
-            src_weight=src_weight, dst_weight=dst_weight,
-        )  # fmt: skip
+            reader,
+            plan,
+            self._edge_type,
+            kind=negatives,
+            amount=amount,
+            strict=strict,
+            src_weight=src_weight,
+            dst_weight=dst_weight,
+        )
 
     def place(self, request: SampleRequest, nodes: BatchNodes) -> RootFields:
         """Place the ends of seed edges and negatives; merged, each node once."""
@@ -172,9 +178,12 @@ class EdgeKind(SamplerKind):
         return self.keywords.get("negatives") == TRIPLET
 
     def most_roots(
-        self, input_type: NodeType, num_seeds: int, known: Collection[EdgeType],
+        self,
+        input_type: NodeType,
+        num_seeds: int,
+        known: Collection[EdgeType],
         widths: Mapping[str, int],
-    ) -> dict[NodeType, int]:  # fmt: skip
+    ) -> dict[NodeType, int]:
         """Return the most ends of seed edges and negatives, by type."""
         src, _, dst = self.edge_type
         amount = self.keywords.get("amount", 1) if self.keywords.get("negatives") else 0
@@ -195,10 +204,17 @@ class Negatives:
     """Draws the negatives of seed edges; see `EdgeRoots`."""
 
     def __init__(
-        self, reader: GraphReader, plan: SamplingPlan, edge_type: EdgeType, *,
-        kind: str | None, amount: float, strict: bool,
-        src_weight: Sequence[float] | None, dst_weight: Sequence[float] | None,
-    ) -> None:  # fmt: skip
+        self,
+        reader: GraphReader,
+        plan: SamplingPlan,
+        edge_type: EdgeType,
+        *,
+        kind: str | None,
+        amount: float,
+        strict: bool,
+        src_weight: Sequence[float] | None,
+        dst_weight: Sequence[float] | None,
+    ) -> None:
         self._reader, self._plan, self._edge_type = reader, plan, edge_type
         self._kind, self._amount, self._strict = kind, amount, strict
         self._times = SeedTimes(reader, plan)

@@ -112,9 +112,14 @@ class Expansion:
         return sampled
 
     def _expand(
-        self, ticket: BatchTicket, hop: int, frontier: dict[NodeType, tuple[int, int]],
-        sampled: Sampled, limits: Limits | None, keep_edges: EdgeFilter | None,
-    ) -> None:  # fmt: skip
+        self,
+        ticket: BatchTicket,
+        hop: int,
+        frontier: dict[NodeType, tuple[int, int]],
+        sampled: Sampled,
+        limits: Limits | None,
+        keep_edges: EdgeFilter | None,
+    ) -> None:
         pending = []
         for edge_type in self._plan.fanouts:
             expanded = self._ends[edge_type][0]
@@ -133,9 +138,13 @@ class Expansion:
             self._collect(edge_type, start, drawn(), sampled.edges[edge_type], keep_edges)
 
     def _collect(
-        self, edge_type: EdgeType, first: int, drawn: Drawn, edges: EdgeCollector,
+        self,
+        edge_type: EdgeType,
+        first: int,
+        drawn: Drawn,
+        edges: EdgeCollector,
         keep_edges: EdgeFilter | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         targets = np.empty(drawn.neighbors.size, np.int64)
         kernels.repeat_rows(drawn.counts, first, targets)
         # Before nodes are labelled: a node reached only by dropped edges is not in the batch.

@@ -81,9 +81,12 @@ class SamplerKind:
         return {input_type, *(dst for _, _, dst in leads)}
 
     def most_roots(
-        self, input_type: NodeType, num_seeds: int, known: Collection[EdgeType],
+        self,
+        input_type: NodeType,
+        num_seeds: int,
+        known: Collection[EdgeType],
         widths: Mapping[str, int],
-    ) -> dict[NodeType, int]:  # fmt: skip
+    ) -> dict[NodeType, int]:
         """Return the most roots of a batch, by type.
 
         Args:

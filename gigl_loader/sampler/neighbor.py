@@ -84,11 +84,7 @@ class NeighborSampler:
         sampled = self._expansion.run(request.ticket, placed.keep_edges)
         # Fields are written after this returns, and before the next call: they may read the labels
         # and edges of this batch in place.
-        return [
-            *placed.fields,
-            *self._node_fields(sampled),
-            *self._edge_fields(sampled),
-        ]
+        return [*placed.fields, *self._node_fields(sampled), *self._edge_fields(sampled)]
 
     def place(self, request: SampleRequest) -> RootFields:
         """Put the roots of a batch into `nodes`, which forgets the previous batch."""

@@ -369,8 +369,13 @@ def check_reconnect(seconds: float) -> None:
 
 
 _NOT_OF_BATCHES = (
-    "in_order", "timeout_s", "max_restarts", "reconnect_timeout_s", "cache", "asks_for_rows",
-)  # fmt: skip
+    "in_order",
+    "timeout_s",
+    "max_restarts",
+    "reconnect_timeout_s",
+    "cache",
+    "asks_for_rows",
+)
 """Fields of `SourceOptions` that may differ between ranks which share batches."""
 
 

@@ -1,1 +1,5 @@
-"""What all sources of batches share: the interface, the input, and the turns of a start."""
+"""Who makes batches: the seam `BatchSource`, its input, the turns of a start, and two sources.
+
+Face: `batch_source`, `sampled_input`, `held_seeds`, `seeds`; `DistSamplingProducer`, the sources.
+Must not know: how loaders count epochs; servers and clients.
+"""

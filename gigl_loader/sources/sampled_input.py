@@ -28,9 +28,8 @@ from gigl_loader.sampler.ppr.ppr_sampler import PPR_KIND
 logger = logging.getLogger(__name__)
 
 _OWN_KINDS = {
-    kind.path: kind
-    for kind in (NEIGHBOR_KIND, SUBGRAPH_KIND, EDGE_KIND, ANCHOR_KIND, PPR_KIND)
-}  # fmt: skip
+    kind.path: kind for kind in (NEIGHBOR_KIND, SUBGRAPH_KIND, EDGE_KIND, ANCHOR_KIND, PPR_KIND)
+}
 
 
 def sampler_kind(options: SamplerOptions | None) -> SamplerKind:
@@ -81,9 +80,12 @@ class SeedOrders:
     """
 
     def __init__(
-        self, seed_input: SeedInput[Tensor], config: SamplingConfig, seed: int,
+        self,
+        seed_input: SeedInput[Tensor],
+        config: SamplingConfig,
+        seed: int,
         groups_per_batch: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._seeds, self._config, self._seed = seed_input.seeds, config, seed
         self._groups_per_batch = groups_per_batch or 1
         self._groups = None if groups_per_batch is None else seed_input.extra[SEED_GROUP]

@@ -51,8 +51,10 @@ class WorkerTurns:
             logger.log(
                 logging.WARNING if seconds >= _LONG_S else logging.INFO,
                 "local rank %d starts its workers in %.0f s; with process_start_gap_seconds=None "
-                "it would as soon as the rank before it is ready", self.local_rank, seconds,
-            )  # fmt: skip
+                "it would as soon as the rank before it is ready",
+                self.local_rank,
+                seconds,
+            )
             threading.Event().wait(seconds)
 
 

@@ -181,9 +181,15 @@ def _check_nodes(rules: _Rules, name: NodeType, store: Any, seeds: Tensor) -> No
 
 
 def _check_hop(
-    rules: _Rules, name: EdgeType, nodes: Any, store: Any, span: tuple[int, int], hop: int,
-    fanout: int, seen: dict[NodeType, int],
-) -> None:  # fmt: skip
+    rules: _Rules,
+    name: EdgeType,
+    nodes: Any,
+    store: Any,
+    span: tuple[int, int],
+    hop: int,
+    fanout: int,
+    seen: dict[NodeType, int],
+) -> None:
     expanded, reached = rules.ends(name)
     per_hop = nodes[expanded].num_sampled_nodes
     frontier = range(sum(per_hop[:hop]), sum(per_hop[: hop + 1]))

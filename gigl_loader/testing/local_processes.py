@@ -52,9 +52,13 @@ class Processes:
         return process
 
     def join(
-        self, processes: Sequence[ForkedProcess], timeout_s: float = 200.0, *,
-        in_all: bool = False, may_die: Collection[ForkedProcess] = (),
-    ) -> None:  # fmt: skip
+        self,
+        processes: Sequence[ForkedProcess],
+        timeout_s: float = 200.0,
+        *,
+        in_all: bool = False,
+        may_die: Collection[ForkedProcess] = (),
+    ) -> None:
         """Wait until all have ended.
 
         Args:
@@ -294,11 +298,7 @@ def run_cluster(
 
 
 def serve(
-    info: GraphStoreInfo,
-    rank: int,
-    dataset: MakePartition,
-    num_jobs: int | None = 1,
-    **how: Any,
+    info: GraphStoreInfo, rank: int, dataset: MakePartition, num_jobs: int | None = 1, **how: Any
 ) -> None:
     """Be a storage server until its jobs have ended; ``how`` is for `init_storage_process`."""
     partition = dataset(rank, info.num_storage_nodes)

@@ -90,11 +90,7 @@ class MemoryNetwork:
     """
 
     def __init__(
-        self,
-        clock: Clock | None = None,
-        *,
-        latency_s: float = 0.0,
-        bytes_per_s: float = math.inf,
+        self, clock: Clock | None = None, *, latency_s: float = 0.0, bytes_per_s: float = math.inf
     ) -> None:
         self.clock = clock or Clock()
         self._default = (latency_s, bytes_per_s)
@@ -317,9 +313,14 @@ class MemoryCaller:
         self._closed = False
 
     def ask(
-        self, method: str, request: object, answer_type: type[T], *, into: Into | None = None,
+        self,
+        method: str,
+        request: object,
+        answer_type: type[T],
+        *,
+        into: Into | None = None,
         timeout_s: float = math.inf,
-    ) -> MemoryReply[T]:  # fmt: skip
+    ) -> MemoryReply[T]:
         """Send a request; a peer in memory takes all bytes at once, for any ``timeout_s``."""
         if self._closed:
             raise PeerLostError(f"{self.what}: closed on this side", EndReason.CLOSED)

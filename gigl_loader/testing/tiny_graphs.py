@@ -34,11 +34,7 @@ from gigl_loader.sampler.rows.reader import LocalReader
 
 T = TypeVar("T")
 
-_RELATIONS = (
-    ("user", "buys", "item"),
-    ("item", "rev_buys", "user"),
-    ("user", "knows", "user"),
-)
+_RELATIONS = (("user", "buys", "item"), ("item", "rev_buys", "user"), ("user", "knows", "user"))
 
 
 @dataclass(frozen=True)

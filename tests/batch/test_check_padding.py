@@ -109,8 +109,11 @@ def test_models_that_take_it_pass_and_stay_as_they_are(
     assert not any(one._forward_hooks for one in model.modules())
     after = model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-    assert all(torch.equal(value, batch[name]) for name, value in plain.items()
-               if isinstance(value, Tensor))  # fmt: skip
+    assert all(
+        torch.equal(value, batch[name])
+        for name, value in plain.items()
+        if isinstance(value, Tensor)
+    )
 
 
 def test_types_pass(typed: HeteroData) -> None:

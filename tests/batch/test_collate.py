@@ -29,8 +29,10 @@ def _schema() -> DatasetSchema:
     return DatasetSchema(
         is_homogeneous_with_labeled_edge_type=False,
         edge_types=[BUYS, KNOWS, message_passing_to_positive_label(BUYS)],
-        node_feature_info=None, edge_feature_info=None, edge_dir="in",
-    )  # fmt: skip
+        node_feature_info=None,
+        edge_feature_info=None,
+        edge_dir="in",
+    )
 
 
 def test_a_homogeneous_batch_has_pygs_names_and_glts() -> None:
@@ -69,9 +71,11 @@ def test_without_rows_the_number_of_nodes_is_said() -> None:
 
 def test_trees_take_the_name_of_the_seeds() -> None:
     message = {
-        NODE: torch.tensor([7, 3, 7]), TREE: torch.tensor([0, 1, 1]),
-        INPUT_ID: torch.tensor([4, 2]), SEED_TIME: torch.tensor([10, 20]),
-    }  # fmt: skip
+        NODE: torch.tensor([7, 3, 7]),
+        TREE: torch.tensor([0, 1, 1]),
+        INPUT_ID: torch.tensor([4, 2]),
+        SEED_TIME: torch.tensor([10, 20]),
+    }
     data = to_data(message)
     assert data.batch.tolist() == [0, 1, 1]
     assert data.batch_size == 2
@@ -94,7 +98,8 @@ def test_a_sampler_that_makes_edges_leaves_out_those_it_did_not_follow() -> None
 
 def test_a_heterogeneous_batch_counts_by_store_and_over_all_types() -> None:
     message = {
-        key(NODE, "user"): torch.tensor([1, 2]), key(NODE, "item"): torch.tensor([8]),
+        key(NODE, "user"): torch.tensor([1, 2]),
+        key(NODE, "item"): torch.tensor([8]),
         key(BATCH, "user"): torch.tensor([1]),
         key(NODES_PER_HOP, "user"): torch.tensor([1, 1]),
         key(NODES_PER_HOP, "item"): torch.tensor([0, 1]),
@@ -104,7 +109,7 @@ def test_a_heterogeneous_batch_counts_by_store_and_over_all_types() -> None:
         key(EDGE_INDEX, BUYS): torch.empty(2, 0, dtype=torch.int64),
         key(ATTRIBUTE + "age", KNOWS): torch.tensor([6]),
         key(ATTRIBUTE + "age", "item"): torch.tensor([2]),
-    }  # fmt: skip
+    }
     data = to_hetero_data(message, ["item", "user"], [BUYS, KNOWS])
     assert data.num_sampled_nodes == {"item": [0, 1], "user": [1, 1]}
     assert data.num_sampled_edges == {KNOWS: [1]}  # BUYS was not counted

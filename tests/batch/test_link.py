@@ -45,8 +45,9 @@ def test_several_types_are_a_dict_by_type() -> None:
     data = HeteroData()
     add_labels(data, message, [BUYS, LIKES], as_edge_index=True)
     assert {name: links.tolist() for name, links in data.y_positive.items()} == {
-        BUYS: LINKS.tolist(), LIKES: [[0], [5]]
-    }  # fmt: skip
+        BUYS: LINKS.tolist(),
+        LIKES: [[0], [5]],
+    }
     assert {name: links.tolist() for name, links in data.y_negative.items()} == {LIKES: [[0], [6]]}
 
 

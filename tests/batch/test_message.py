@@ -34,12 +34,17 @@ def test_label_columns_differ_by_sign_and_type() -> None:
 @pytest.mark.parametrize(
     ("name", "stays"),
     [
-        ("num_sampled_nodes", True), ("paper.num_sampled_nodes", True),
-        ("author__writes__paper.num_sampled_edges", True), ("#IS_HETERO", True),
-        ("#LABELS.counts.positive:a__b__c", True), ("#LABELS.links.positive:a__b__c", False),
-        ("x", False), ("paper.n_id", False), ("batch", False),
+        ("num_sampled_nodes", True),
+        ("paper.num_sampled_nodes", True),
+        ("author__writes__paper.num_sampled_edges", True),
+        ("#IS_HETERO", True),
+        ("#LABELS.counts.positive:a__b__c", True),
+        ("#LABELS.links.positive:a__b__c", False),
+        ("x", False),
+        ("paper.n_id", False),
+        ("batch", False),
     ],
-)  # fmt: skip
+)
 def test_what_collating_reads_stays_on_the_host(name: str, stays: bool) -> None:
     assert stays_on_host(name) is stays
 

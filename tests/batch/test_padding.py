@@ -53,9 +53,12 @@ OF_EDGES = (EDGE, EDGE_FEATURES, ATTRIBUTE + "weight")
 
 @settings(max_examples=examples(200))
 @given(
-    seeds=st.integers(1, 5), more=st.integers(0, 40), edges=st.integers(0, 60),
-    dead=st.integers(LEAST_DEAD, 30), dead_edges=st.integers(0, 70),
-)  # fmt: skip
+    seeds=st.integers(1, 5),
+    more=st.integers(0, 40),
+    edges=st.integers(0, 60),
+    dead=st.integers(LEAST_DEAD, 30),
+    dead_edges=st.integers(0, 70),
+)
 def test_what_is_real_stays_and_what_is_dead_is_apart(
     seeds: int, more: int, edges: int, dead: int, dead_edges: int
 ) -> None:
@@ -97,11 +100,12 @@ def test_a_batch_needs_place_for_two_dead_nodes(nodes: int, edges: int, fits: bo
 
 def test_ends_of_dead_edges_are_of_the_types_of_the_edge() -> None:
     message = {
-        key(NODE, "user"): torch.arange(4), key(NODE, "item"): torch.arange(1),
+        key(NODE, "user"): torch.arange(4),
+        key(NODE, "item"): torch.arange(1),
         key(INPUT_ID, "user"): torch.arange(2),
         key(EDGE_INDEX, BUYS): torch.tensor([[0, 1], [0, 0]]),
         key(EDGE_INDEX, KNOWS): torch.empty(2, 0, dtype=torch.int64),
-    }  # fmt: skip
+    }
     found = padded(message, PadShape({"user": 7, "item": 3}, {BUYS: 6, KNOWS: 5}), 2)
     assert found[key(EDGE_INDEX, BUYS)].tolist() == [[0, 1, 4, 5, 6, 4], [0, 0, 2, 1, 2, 1]]
     assert found[key(EDGE_INDEX, KNOWS)].tolist() == [[4, 5, 6, 4, 5], [5, 6, 4, 5, 6]]
@@ -117,7 +121,7 @@ def _batch(nodes: int, edges: int) -> Data:
 @given(
     counts=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 900)), min_size=1, max_size=40),
     share=st.floats(0.01, 1),
-)  # fmt: skip
+)
 def test_sizes_hold_at_least_the_share_of_batches(
     counts: list[tuple[int, int]], share: float
 ) -> None:

@@ -33,12 +33,17 @@ def _message(nodes: list[int], edges: list[int]) -> dict[str, torch.Tensor]:
     node, edge = torch.tensor(nodes, dtype=torch.int64), torch.tensor(edges, dtype=torch.int64)
     return {
         IS_HETERO: torch.tensor(0, dtype=torch.uint8),
-        NODE: node, NODE_FEATURES: node.view(-1, 1).float(), ATTRIBUTE + "age": 10 * node,
-        EDGE: edge, EDGE_FEATURES: edge.view(-1, 1).float(), ATTRIBUTE + "weight": 10 * edge,
+        NODE: node,
+        NODE_FEATURES: node.view(-1, 1).float(),
+        ATTRIBUTE + "age": 10 * node,
+        EDGE: edge,
+        EDGE_FEATURES: edge.view(-1, 1).float(),
+        ATTRIBUTE + "weight": 10 * edge,
         EDGE_INDEX: torch.zeros(2, len(edges), dtype=torch.int64),
-        NODES_PER_HOP: torch.tensor([1, len(nodes) - 1]), INPUT_ID: torch.tensor([3]),
+        NODES_PER_HOP: torch.tensor([1, len(nodes) - 1]),
+        INPUT_ID: torch.tensor([3]),
         SEED_TIME: torch.tensor([8]),
-    }  # fmt: skip
+    }
 
 
 def _run(message: dict, change: Any) -> dict[str, torch.Tensor]:
@@ -48,8 +53,9 @@ def _run(message: dict, change: Any) -> dict[str, torch.Tensor]:
 # ids repeat, as they do over trees and where edges are drawn with replacement
 @given(
     nodes=st.lists(st.integers(0, 9), min_size=1, max_size=8),
-    edges=st.lists(st.integers(0, 9), max_size=8), data=st.data(),
-)  # fmt: skip
+    edges=st.lists(st.integers(0, 9), max_size=8),
+    data=st.data(),
+)
 def test_rows_follow_ids_whatever_is_dropped_repeated_or_reordered(
     nodes: list[int], edges: list[int], data: Any
 ) -> None:
@@ -77,9 +83,18 @@ def test_a_transform_sees_what_pyg_shows_it_and_what_it_drops_is_gone() -> None:
     seen: list[SamplerOutput] = []
 
     def change(out: SamplerOutput) -> SamplerOutput:
-        seen.append(SamplerOutput(out.node, out.row, out.col, out.edge, out.batch,
-                                  out.num_sampled_nodes, out.num_sampled_edges,
-                                  metadata=out.metadata))  # fmt: skip
+        seen.append(
+            SamplerOutput(
+                out.node,
+                out.row,
+                out.col,
+                out.edge,
+                out.batch,
+                out.num_sampled_nodes,
+                out.num_sampled_edges,
+                metadata=out.metadata,
+            )
+        )
         out.batch = out.num_sampled_nodes = None
         out.num_sampled_edges = [1, 0]
         return out
@@ -97,10 +112,12 @@ def test_a_transform_sees_what_pyg_shows_it_and_what_it_drops_is_gone() -> None:
 def test_types_change_on_their_own() -> None:
     message = {
         IS_HETERO: torch.tensor(1, dtype=torch.uint8),
-        key(NODE, "user"): torch.tensor([5, 6]), key(NODE_FEATURES, "user"): torch.eye(2),
-        key(NODE, "item"): torch.tensor([1]), key(NODE_FEATURES, "item"): torch.ones(1, 1),
+        key(NODE, "user"): torch.tensor([5, 6]),
+        key(NODE_FEATURES, "user"): torch.eye(2),
+        key(NODE, "item"): torch.tensor([1]),
+        key(NODE_FEATURES, "item"): torch.ones(1, 1),
         key(EDGE_INDEX, KNOWS): torch.tensor([[1], [0]]),
-    }  # fmt: skip
+    }
 
     def change(out: HeteroSamplerOutput) -> HeteroSamplerOutput:
         assert out.edge is None

@@ -65,9 +65,13 @@ def test_a_partition_that_exists_names_the_option_of_the_shell(
     (tmp_path / "edges.csv").write_text("src,dst\n0,1\n1,0\n")
     (tmp_path / "nodes.csv").write_text("id,x\n0,1.0\n1,2.0\n")
     words = [
-        "partition", f"--nodes={tmp_path}/nodes.csv", f"--edges={tmp_path}/edges.csv",
-        f"--root={tmp_path}/parts", "--num-partitions=1", "--quiet",
-    ]  # fmt: skip
+        "partition",
+        f"--nodes={tmp_path}/nodes.csv",
+        f"--edges={tmp_path}/edges.csv",
+        f"--root={tmp_path}/parts",
+        "--num-partitions=1",
+        "--quiet",
+    ]
     assert cli.main(words) == 0, capsys.readouterr().err
     assert cli.main(words) != 0
     assert "or give --overwrite" in capsys.readouterr().err
@@ -114,9 +118,11 @@ def test_a_probe_of_a_closed_port_ends_at_once_and_imports_little() -> None:
         taken.bind(("127.0.0.1", 0))
         asked = subprocess.run(
             [sys.executable, "-c", script, f"127.0.0.1:{taken.getsockname()[1]}"],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
             check=False,
-        )  # fmt: skip
+        )
     assert asked.returncode == 3, asked.stderr
     answer = json.loads(asked.stdout)
     assert answer["health"] == "not listening"

@@ -28,10 +28,13 @@ def _arguments(tmp_path: Path, num_partitions: int) -> tuple[list[str], torch.Te
     model = pyg.GraphSAGE(**OPTIONS).eval()
     torch.save(model.state_dict(), tmp_path / "model.pt")
     arguments = {
-        "root": tmp_path / "graph", "out": tmp_path / "out",
+        "root": tmp_path / "graph",
+        "out": tmp_path / "out",
         "model": "torch_geometric.nn:GraphSAGE",
-        "model-options": json.dumps(OPTIONS), "checkpoint": tmp_path / "model.pt", "batch-size": 9,
-    }  # fmt: skip
+        "model-options": json.dumps(OPTIONS),
+        "checkpoint": tmp_path / "model.pt",
+        "batch-size": 9,
+    }
     flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
     return flags, model(data.x, data.edge_index).detach()
 
@@ -59,9 +62,14 @@ def _tables(tmp_path: Path, ids: list) -> list[str]:
     nodes = pa.table({"name": ids, "x": [[float(i)] for i in range(len(ids))]})
     edges = pa.table({"src": ids[:-1], "dst": ids[1:]})
     partition_tables(
-        NodeTable(nodes, id="name", features="x", feature_dtype="float32"), EdgeTable(edges), 2,
-        tmp_path / "graph", method="random", progress=False, memory="300MB",
-    )  # fmt: skip
+        NodeTable(nodes, id="name", features="x", feature_dtype="float32"),
+        EdgeTable(edges),
+        2,
+        tmp_path / "graph",
+        method="random",
+        progress=False,
+        memory="300MB",
+    )
     # weights are 1 for the node itself and 0 for its neighbours
     model = pyg.GraphSAGE(1, 1, num_layers=1)
     with torch.no_grad():
@@ -69,9 +77,21 @@ def _tables(tmp_path: Path, ids: list) -> list[str]:
             value.fill_(1.0 if "lin_r" in name else 0.0)
     torch.save(model.state_dict(), tmp_path / "model.pt")
     options = json.dumps({"in_channels": 1, "hidden_channels": 1, "num_layers": 1})
-    return ["--root", str(tmp_path / "graph"), "--out", str(tmp_path / "out"), "--model",
-            "torch_geometric.nn:GraphSAGE", "--model-options", options, "--checkpoint",
-            str(tmp_path / "model.pt"), "--format", "parquet", "--quiet"]  # fmt: skip
+    return [
+        "--root",
+        str(tmp_path / "graph"),
+        "--out",
+        str(tmp_path / "out"),
+        "--model",
+        "torch_geometric.nn:GraphSAGE",
+        "--model-options",
+        options,
+        "--checkpoint",
+        str(tmp_path / "model.pt"),
+        "--format",
+        "parquet",
+        "--quiet",
+    ]
 
 
 @pytest.mark.multiprocess
@@ -100,10 +120,19 @@ def test_parquet_has_the_ids_of_the_tables_and_is_read_as_a_folder(
 def test_a_row_that_has_changed_is_another_graph(tmp_path: Path, capsys) -> None:
     data = Data(x=torch.rand(20_000, 1), edge_index=torch.tensor([[0], [1]]))
     partition_graph(data, 1, tmp_path / "graph", progress=False)
-    arguments = ["--root", str(tmp_path / "graph"), "--out", str(tmp_path / "out"), "--model",
-                 "torch_geometric.nn:GraphSAGE", "--model-options",
-                 '{"in_channels": 1, "hidden_channels": 1, "num_layers": 1}', "--quiet",
-                 "--checkpoint", str(tmp_path / "model.pt")]  # fmt: skip
+    arguments = [
+        "--root",
+        str(tmp_path / "graph"),
+        "--out",
+        str(tmp_path / "out"),
+        "--model",
+        "torch_geometric.nn:GraphSAGE",
+        "--model-options",
+        '{"in_channels": 1, "hidden_channels": 1, "num_layers": 1}',
+        "--quiet",
+        "--checkpoint",
+        str(tmp_path / "model.pt"),
+    ]
     torch.save(pyg.GraphSAGE(1, 1, num_layers=1).state_dict(), tmp_path / "model.pt")
     assert main(arguments) == 0
     assert main(arguments) == 0, "it goes on, with nothing to do"
@@ -163,9 +192,16 @@ def test_what_a_killed_run_leaves_is_not_taken_for_a_result(tmp_path: Path) -> N
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     arguments, wanted = _arguments(tmp_path, 2)
     done = run_python(
-        "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "gigl_loader",
-        "infer", *arguments, timeout_s=300,
-    )  # fmt: skip
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        "-m",
+        "gigl_loader",
+        "infer",
+        *arguments,
+        timeout_s=300,
+    )
     assert done.returncode == 0, done.stderr
     assert "rank 1: " in done.stdout
     _check(tmp_path / "out", wanted, 2)

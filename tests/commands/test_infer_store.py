@@ -55,10 +55,20 @@ def arguments(endpoints: list[Endpoint], tmp_path: Path) -> list[str]:
     model = pyg.GraphSAGE(**OPTIONS)
     torch.save(model.state_dict(), tmp_path / "model.pt")
     return [
-        "--server", _where(endpoints[0]), "--out", str(tmp_path / "out"), "--quiet",
-        "--model", "torch_geometric.nn:GraphSAGE", "--model-options", json.dumps(OPTIONS),
-        "--checkpoint", str(tmp_path / "model.pt"), "--batch-size", "9",
-    ]  # fmt: skip
+        "--server",
+        _where(endpoints[0]),
+        "--out",
+        str(tmp_path / "out"),
+        "--quiet",
+        "--model",
+        "torch_geometric.nn:GraphSAGE",
+        "--model-options",
+        json.dumps(OPTIONS),
+        "--checkpoint",
+        str(tmp_path / "model.pt"),
+        "--batch-size",
+        "9",
+    ]
 
 
 def _check(folder: Path, num_ranks: int) -> None:
@@ -137,9 +147,13 @@ def test_ranks_of_a_launcher_have_the_name_that_init_compute_process_gives(
     ],
 )
 def test_wrong_uses_are_refused_before_anything_starts(
-    wrong: list[str], text: str, arguments: list[str], endpoints: list[Endpoint], tmp_path: Path,
+    wrong: list[str],
+    text: str,
+    arguments: list[str],
+    endpoints: list[Endpoint],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     served = endpoints[0].jobs_served
     try:
         code = infer.main([*arguments, *wrong])
@@ -170,9 +184,11 @@ def test_one_of_root_and_server_is_needed(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_server_that_is_not_there_and_one_that_is_not_server_0_are_named(
-    arguments: list[str], endpoints: list[Endpoint], tmp_path: Path,
+    arguments: list[str],
+    endpoints: list[Endpoint],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     nowhere = f"{HOST}:{free_port()}"
     assert infer.main([*arguments, "--server", nowhere]) == 1
     assert nowhere in capsys.readouterr().err
@@ -230,9 +246,10 @@ def start_stopping(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[s
 
 @pytest.mark.multiprocess
 def test_ctrl_c_leaves_the_store_as_it_was_and_the_next_run_goes_on(
-    start_stopping: Callable[..., "subprocess.Popen[str]"], endpoints: list[Endpoint],
+    start_stopping: Callable[..., "subprocess.Popen[str]"],
+    endpoints: list[Endpoint],
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     words = ("-m", "gigl_loader", "infer", "--server", _where(endpoints[0]), "--quiet")
     process = start_stopping(*words)
     assert all(_clients(endpoint) == [0] for endpoint in endpoints)

@@ -23,9 +23,11 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.testing import TinyGraph
 
 GRAPH = Tables(
-    ["u1", "u2", "u3"], [7, -8],
-    {BUYS: [("u1", 7), ("u3", -8), ("u1", 7)], KNOWS: [("u2", "u2")]}, [("u2", 7)],
-)  # fmt: skip
+    ["u1", "u2", "u3"],
+    [7, -8],
+    {BUYS: [("u1", 7), ("u3", -8), ("u1", 7)], KNOWS: [("u2", "u2")]},
+    [("u2", 7)],
+)
 
 
 def _yaml(folder: Path) -> Path:
@@ -34,11 +36,12 @@ def _yaml(folder: Path) -> Path:
         "nodes": {t: {k: v for k, v in vars(one).items() if v} for t, one in nodes.items()},
         "edges": [
             {"type": list(t), **{k: v for k, v in vars(one).items() if v}}
-            for t, several in edges.items() for one in several
+            for t, several in edges.items()
+            for one in several
         ],
         "time_attr": "time",
         "order": "degree",
-    }  # fmt: skip
+    }
     path = folder / "graph.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
@@ -75,10 +78,32 @@ def test_a_file_describes_the_tables(tmp_path: Path, capsys) -> None:
 
 def test_flags_describe_a_graph_of_one_type(tmp_path: Path) -> None:
     GRAPH.write(tmp_path / "tables", 1)
-    flags = ["--nodes", f"{tmp_path}/tables/user/*.parquet", "--id", "name", "--features", "x",
-             "--label", "y", "z", "--split", "part", "--edges", f"{tmp_path}/tables/knows",
-             "--src", "from", "--dst", "to", "--weight", "w", "--quiet", "--time", "y",
-             "--time-attr", "time"]  # fmt: skip
+    flags = [
+        "--nodes",
+        f"{tmp_path}/tables/user/*.parquet",
+        "--id",
+        "name",
+        "--features",
+        "x",
+        "--label",
+        "y",
+        "z",
+        "--split",
+        "part",
+        "--edges",
+        f"{tmp_path}/tables/knows",
+        "--src",
+        "from",
+        "--dst",
+        "to",
+        "--weight",
+        "w",
+        "--quiet",
+        "--time",
+        "y",
+        "--time-attr",
+        "time",
+    ]
     assert main([*flags, "--root", str(tmp_path / "parts"), "--num-partitions", "1"]) == 0
     dataset = DistDataset.load(tmp_path / "parts", 0, mmap=True)
     order = dataset.view_by_time("time").times[DEFAULT_HOMOGENEOUS_EDGE_TYPE]
@@ -86,8 +111,9 @@ def test_flags_describe_a_graph_of_one_type(tmp_path: Path) -> None:
     train = dataset.train_node_ids
     assert isinstance(train, torch.Tensor)
     assert dataset.to_original(train).tolist() == ["u1"]
-    assert dataset.to_original(dataset.view().adjacency[next(iter(dataset.view().adjacency))]
-                               .indices).tolist() == ["u2"]  # fmt: skip
+    assert dataset.to_original(
+        dataset.view().adjacency[next(iter(dataset.view().adjacency))].indices
+    ).tolist() == ["u2"]
     table = pq.read_table(next((tmp_path / "parts" / "ids").glob("*.parquet")))
     assert table.to_pydict() == {"id": ["u1", "u2", "u3"], "node": [0, 1, 2]}
 
@@ -95,10 +121,29 @@ def test_flags_describe_a_graph_of_one_type(tmp_path: Path) -> None:
 def test_it_runs_without_torch(tmp_path: Path) -> None:
     """torch and PyG would take 400 MB of the memory that it may use, and seconds of each start."""
     GRAPH.write(tmp_path / "tables", 1)
-    flags = ["--nodes", f"{tmp_path}/tables/user", "--id", "name", "--edges",
-             f"{tmp_path}/tables/knows", "--src", "from", "--dst", "to", "--quiet", "--method",
-             "random", "--root", f"{tmp_path}/parts", "--num-partitions", "2", "--features", "x",
-             "--order", "degree"]  # fmt: skip
+    flags = [
+        "--nodes",
+        f"{tmp_path}/tables/user",
+        "--id",
+        "name",
+        "--edges",
+        f"{tmp_path}/tables/knows",
+        "--src",
+        "from",
+        "--dst",
+        "to",
+        "--quiet",
+        "--method",
+        "random",
+        "--root",
+        f"{tmp_path}/parts",
+        "--num-partitions",
+        "2",
+        "--features",
+        "x",
+        "--order",
+        "degree",
+    ]
     script = (
         "import sys; from gigl_loader.commands.cli import main\n"
         "print('status', main(['partition', *sys.argv[1:]]), *sys.modules)"
@@ -176,9 +221,9 @@ GRAPHS = {
 @pytest.mark.parametrize("shape", ["graph", "dict", "dataset"])
 def test_a_saved_pyg_graph(tmp_path: Path, graph: TinyGraph, shape: str, capsys) -> None:
     data = graph.to_pyg()
-    saved = {
-        "graph": data, "dict": data.to_dict(), "dataset": (data.to_dict(), None, type(data)),
-    }[shape]  # fmt: skip
+    saved = {"graph": data, "dict": data.to_dict(), "dataset": (data.to_dict(), None, type(data))}[
+        shape
+    ]
     flags = ["--pyg", str(_saved(tmp_path, saved)), "--num-partitions", "2", "--quiet"]
     assert main([*flags, "--root", str(tmp_path / "parts"), "--method", "random"]) == 0
     assert "parts: 2 partitions" in capsys.readouterr().out
@@ -242,6 +287,10 @@ def test_tables_are_read_through_fsspec(tmp_path: Path) -> None:
     partition_tables(
         {t: remote(one) for t, one in nodes.items()},
         {t: [remote(one) for one in several] for t, several in edges.items()},
-        2, tmp_path / "parts", method="random", progress=False, threads=1,
-    )  # fmt: skip
+        2,
+        tmp_path / "parts",
+        method="random",
+        progress=False,
+        threads=1,
+    )
     check(GRAPH, [DistDataset.load(tmp_path / "parts", k) for k in range(2)], "in")

@@ -15,8 +15,19 @@ FIGURES = ["plan", "--nodes", "111M", "--edges", "1.6B", "--dim", "128", "--dtyp
 
 
 def test_figures_give_a_table_and_json(capsys, tmp_path: Path) -> None:
-    given = [*FIGURES, "--machines", "16", "--ranks-per-machine", "8", "--link", "25Gbit",
-             "--step-ms", "40", "--remote-cache", "10%"]  # fmt: skip
+    given = [
+        *FIGURES,
+        "--machines",
+        "16",
+        "--ranks-per-machine",
+        "8",
+        "--link",
+        "25Gbit",
+        "--step-ms",
+        "40",
+        "--remote-cache",
+        "10%",
+    ]
     assert main([*given, "--picture", str(tmp_path / "plan.png")]) == 0
     text = capsys.readouterr().out
     assert "seeds/s of all ranks" in text
@@ -54,25 +65,27 @@ def test_a_directory_gives_its_own_figures(capsys, tmp_path: Path, count: int) -
 
 @pytest.mark.parametrize(
     ("given", "text"),
-    [(["plan"], "give --root, or --nodes, --edges, --dim"),
-     ([*FIGURES, "--batch-size", "200000000"], "batch_size must be 1 to"),
-     ([*FIGURES, "--costs", "nowhere.json"], "cannot be read"),
-     ([*FIGURES, "--num-servers", "2"], "servers must be"),
-     ([*FIGURES, "--step-ms", "inf"], "step_ms must not be negative"),
-     ([*FIGURES, "--step-ms", "nan"], "step_ms must not be negative"),
-     ([*FIGURES, "--machines", "200000000"], "111,000,000 nodes cannot be in 200,000,000 parts"),
-     ([*FIGURES, "--picture", "/proc/plan.png"], "/proc/plan.png cannot be written"),
-     ([*FIGURES, "--calibrate", "costs.json"], "leave out --nodes, --edges, --dim, --dtype"),
-     (["plan", "--answer", "127.0.0.1:0", "--calibrate", "costs.json"], "on the second host"),
-     ([*FIGURES, "--picture", "nowhere/plan.png"], "there is no folder nowhere"),
-     ([*FIGURES, "--picture", "plan.exe"], "--picture plan.exe must end in one of"),
-     (["plan", "--calibrate", "nowhere/costs.json"], "there is no folder nowhere"),
-     (["plan", "--calibrate", "."], "it is a folder"),
-     (["plan", "--with", "127.0.0.1:1"], "--with belongs to --calibrate"),
-     (["plan", "--calibrate", "costs.json", "--with", "127.0.0.1:1"], "127.0.0.1:1"),
-     (["plan", "--answer", "0.0.0.0:0"], "--insecure"),
-     (["plan", "--root", "nowhere"], "nowhere")],
-)  # fmt: skip
+    [
+        (["plan"], "give --root, or --nodes, --edges, --dim"),
+        ([*FIGURES, "--batch-size", "200000000"], "batch_size must be 1 to"),
+        ([*FIGURES, "--costs", "nowhere.json"], "cannot be read"),
+        ([*FIGURES, "--num-servers", "2"], "servers must be"),
+        ([*FIGURES, "--step-ms", "inf"], "step_ms must not be negative"),
+        ([*FIGURES, "--step-ms", "nan"], "step_ms must not be negative"),
+        ([*FIGURES, "--machines", "200000000"], "111,000,000 nodes cannot be in 200,000,000 parts"),
+        ([*FIGURES, "--picture", "/proc/plan.png"], "/proc/plan.png cannot be written"),
+        ([*FIGURES, "--calibrate", "costs.json"], "leave out --nodes, --edges, --dim, --dtype"),
+        (["plan", "--answer", "127.0.0.1:0", "--calibrate", "costs.json"], "on the second host"),
+        ([*FIGURES, "--picture", "nowhere/plan.png"], "there is no folder nowhere"),
+        ([*FIGURES, "--picture", "plan.exe"], "--picture plan.exe must end in one of"),
+        (["plan", "--calibrate", "nowhere/costs.json"], "there is no folder nowhere"),
+        (["plan", "--calibrate", "."], "it is a folder"),
+        (["plan", "--with", "127.0.0.1:1"], "--with belongs to --calibrate"),
+        (["plan", "--calibrate", "costs.json", "--with", "127.0.0.1:1"], "127.0.0.1:1"),
+        (["plan", "--answer", "0.0.0.0:0"], "--insecure"),
+        (["plan", "--root", "nowhere"], "nowhere"),
+    ],
+)
 def test_mistakes_are_answered(capsys, given: list[str], text: str) -> None:
     is_refused = text != "127.0.0.1:1"  # there is nobody: that is seen when it is asked
     assert main(given) == (2 if is_refused else 1)
@@ -135,7 +148,4 @@ def test_a_directory_is_planned_as_its_rows_are_stored(
 def test_fanouts_may_begin_with_all(capsys) -> None:
     for first in ("-1", "all"):
         found = _found(capsys, *FIGURES, "--num-neighbors", f"{first},10")
-        assert found["job"]["num_neighbors"] == [
-            -1,
-            10,
-        ]
+        assert found["job"]["num_neighbors"] == [-1, 10]

@@ -82,8 +82,7 @@ def test_paths_have_no_more_than_gigl() -> None:
 
 
 @pytest.mark.parametrize(
-    "module",
-    [name for name in MODULES if hasattr(importlib.import_module(_path(name)), "__all__")],
+    "module", [name for name in MODULES if hasattr(importlib.import_module(_path(name)), "__all__")]
 )
 def test_a_module_of_gigl_is_a_module(module: str) -> None:
     found = importlib.import_module(_path(module))
@@ -202,11 +201,14 @@ def test_what_is_installed_of_the_other_package_stays(tmp_path: Path) -> None:
     theirs = _write(
         tmp_path,
         {
-            "gigl/__init__.py": "", "gigl/common.py": "VALUE = 7", "gigl/types/__init__.py": "",
+            "gigl/__init__.py": "",
+            "gigl/common.py": "VALUE = 7",
+            "gigl/types/__init__.py": "",
             "gigl/types/graph.py": "FeatureInfo = 'theirs'",
-            "gigl/distributed/__init__.py": "1 / 0", "gigl/distributed/dist_dataset.py": "1 / 0",
+            "gigl/distributed/__init__.py": "1 / 0",
+            "gigl/distributed/dist_dataset.py": "1 / 0",
         },
-    )  # fmt: skip
+    )
     _run(
         INSTALL + "import gigl.common, gigl.distributed.dist_dataset\n"
         "from gigl.types.graph import FeatureInfo\n"
@@ -252,9 +254,13 @@ def test_processes_of_a_script_find_it_by_their_site(tmp_path: Path) -> None:
         },
     )
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=200,
-        check=False, env={"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+        [sys.executable, str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={"PYTHONPATH": str(tmp_path)},
+    )
     assert done.stdout == "gigl.distributed.constants\n", done.stderr
 
 

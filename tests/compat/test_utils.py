@@ -14,15 +14,16 @@ from gigl_loader.compat import utils
 from gigl_loader.testing import run_ranks
 
 GIGL_IMPORTS = {
-    "gigl_loader": (
-        "DistABLPLoader", "DistDataset", "DistNeighborLoader", "DistributedContext",
-    ),
+    "gigl_loader": ("DistABLPLoader", "DistDataset", "DistNeighborLoader", "DistributedContext"),
     "gigl_loader.distributed_neighborloader": ("DistNeighborLoader",),
     "gigl_loader.graph_store": (
-        "GraphStoreInfo", "RemoteDistDataset", "init_compute_process", "shutdown_compute_process",
+        "GraphStoreInfo",
+        "RemoteDistDataset",
+        "init_compute_process",
+        "shutdown_compute_process",
     ),
     "gigl_loader.utils": tuple(utils.__all__),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("module", GIGL_IMPORTS)

@@ -25,11 +25,7 @@ from support import glt
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.glt_attributes import ComputedOnUse, NotComputed
-from gigl_loader.dataset.schema import (
-    EdgeDir,
-    glt_edge_type,
-    message_passing_to_positive_label,
-)
+from gigl_loader.dataset.schema import EdgeDir, glt_edge_type, message_passing_to_positive_label
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.testing import wait_until
 
@@ -108,9 +104,11 @@ def test_a_plain_glt_dataset_is_wrapped_not_copied(edge_dir: EdgeDir, heterogene
 def test_wrap_sorts_what_is_out_of_order(caplog: pytest.LogCaptureFixture) -> None:
     theirs = glt.DistDataset(1, 0, edge_dir="out")
     topology = glt.Topology(
-        (torch.tensor([0, 3, 3, 4]), torch.tensor([2, 0, 0, 1])), torch.tensor([0, 3, 1, 2]),
-        input_layout="CSR", layout="CSR",
-    )  # fmt: skip
+        (torch.tensor([0, 3, 3, 4]), torch.tensor([2, 0, 0, 1])),
+        torch.tensor([0, 3, 1, 2]),
+        input_layout="CSR",
+        layout="CSR",
+    )
     theirs.graph = glt.Graph(topology, "CPU")
     theirs.node_pb = torch.zeros(3, dtype=torch.int64)
     with caplog.at_level("INFO", logger="gigl_loader"):
@@ -133,9 +131,11 @@ def test_features_that_glt_finds_by_offset_can_be_wrapped(tmp_path: Path) -> Non
     book = glt.RangePartitionBook([(0, 3), (3, 5)], 1)
     theirs = glt.DistDataset(2, 1, edge_dir="out", node_pb=book)
     topology = glt.Topology(
-        (torch.tensor([0, 0, 0, 0, 1, 2]), torch.tensor([0, 4])), torch.tensor([0, 1]),
-        input_layout="CSR", layout="CSR",
-    )  # fmt: skip
+        (torch.tensor([0, 0, 0, 0, 1, 2]), torch.tensor([0, 4])),
+        torch.tensor([0, 1]),
+        input_layout="CSR",
+        layout="CSR",
+    )
     theirs.graph = glt.Graph(topology, "CPU")
     theirs.init_node_features(torch.tensor([[3.0], [4.0]]), id2idx=book.id2index, with_gpu=False)
     ours: Any = DistDataset.wrap(theirs)

@@ -148,8 +148,9 @@ def test_labels_come_anchors_first_by_what_they_supervise(edge_dir: EdgeDir) -> 
         supervision={BUYS: (positive, None), KNOWS: (positive, negative)},
     )
     assert {t: e.tolist() for t, e in typed.positive_edge_label.items()} == {
-        BUYS: positive.tolist(), KNOWS: positive.tolist()
-    }  # fmt: skip
+        BUYS: positive.tolist(),
+        KNOWS: positive.tolist(),
+    }
     assert {t: e.tolist() for t, e in typed.negative_edge_label.items()} == {
         KNOWS: negative.tolist()
     }

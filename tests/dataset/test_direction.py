@@ -18,8 +18,14 @@ def _save(path: Path, tensor: torch.Tensor) -> None:
     torch.save(tensor, path)
 
 
-def _write(root: Path, parts: Parts, *, cached: bool = False, owners: list[int] | None = None,
-           ids: bool = True) -> Path:  # fmt: skip
+def _write(
+    root: Path,
+    parts: Parts,
+    *,
+    cached: bool = False,
+    owners: list[int] | None = None,
+    ids: bool = True,
+) -> Path:
     """Write edges by partition as GLT does; partition 0 owns nodes 0 and 1, partition 1 2 and 3.
 
     Args:
@@ -87,8 +93,10 @@ def test_edges_that_neither_rule_assigns(tmp_path: Path) -> None:
 def test_a_cached_graph_is_told_by_its_edge_book(tmp_path: Path) -> None:
     parts: Parts = [[(0, 2), (3, 1)], []]
     for name, owners, expected in (
-        ("source", [0, 1], "out"), ("target", [1, 0], "in"), ("none", None, "in"),
-    ):  # fmt: skip
+        ("source", [0, 1], "out"),
+        ("target", [1, 0], "in"),
+        ("none", None, "in"),
+    ):
         _write(tmp_path / name, parts, cached=True, owners=owners)
         assert {DistDataset.load(tmp_path / name, i).edge_dir for i in range(2)} == {expected}
 

@@ -51,9 +51,13 @@ def test_label_edges_are_anchor_first_in_both_directions(edge_dir: EdgeDir) -> N
 
 @pytest.mark.parametrize(
     ("labels", "expected"),
-    [(torch.tensor([0, 5, -1, 2, 0, 0, 0, 0]), 6), (torch.zeros(8, 7), 7),
-     (torch.tensor([0.0, 1, 0, 1, 1, 1, 0, 0]), 2), (None, 0)],
-)  # fmt: skip
+    [
+        (torch.tensor([0, 5, -1, 2, 0, 0, 0, 0]), 6),
+        (torch.zeros(8, 7), 7),
+        (torch.tensor([0.0, 1, 0, 1, 1, 1, 0, 0]), 2),
+        (None, 0),
+    ],
+)
 def test_num_classes_is_as_pyg_counts(labels, expected: int) -> None:
     data = ring()
     data.y = labels
@@ -65,8 +69,9 @@ def test_classes_and_splits_of_a_typed_dataset() -> None:
     assert dataset.num_classes == {"user": 2, "item": 2}, "y has two columns"
     assert dataset.num_nodes == {"user": 3, "item": 4}
     assert {t: ids.tolist() for t, ids in dataset.node_ids.items()} == {
-        "user": [0, 1, 2], "item": [0, 1, 2, 3],
-    }  # fmt: skip
+        "user": [0, 1, 2],
+        "item": [0, 1, 2, 3],
+    }
     assert dataset.split_node_ids("val")["item"].tolist() == [1]
     with pytest.raises(ConfigError, match='split must be "train", "val" or "test", got \'all\''):
         dataset.split_node_ids("all")

@@ -155,8 +155,13 @@ def test_memory_is_taken_for_what_each_draw_reads(tmp_path: Path) -> None:
     partition_graph(ring(12), COUNT, tmp_path, method="random")
     (edges,) = DistDataset.load(tmp_path, 0, edges="all").view().other_edges[1].adjacency.values()
     assert edges.indices.dtype == torch.int32
-    columns = {"indptr": edges.indptr, "indices": edges.indices, "edge_ids": edges.edge_ids,
-               "weights": edges.weights}  # fmt: skip
-    mapped = {name for name, column in columns.items() if column is not None
-              and is_mapped_file(column)}  # fmt: skip
+    columns = {
+        "indptr": edges.indptr,
+        "indices": edges.indices,
+        "edge_ids": edges.edge_ids,
+        "weights": edges.weights,
+    }
+    mapped = {
+        name for name, column in columns.items() if column is not None and is_mapped_file(column)
+    }
     assert mapped == {"edge_ids", "weights"}

@@ -16,9 +16,12 @@ from gigl_loader.errors import ConfigError
 def _output(**fields) -> PartitionOutput:
     ids = torch.arange(4)
     edges = GraphPartitionData(torch.stack([ids, ids.roll(-1)]), ids, torch.tensor([1.0, 2, 3, 4]))
-    values = {"node_partition_book": torch.zeros(4, dtype=torch.int64),
-              "edge_partition_book": torch.zeros(4, dtype=torch.int64),
-              "partitioned_edge_index": edges, **fields}  # fmt: skip
+    values = {
+        "node_partition_book": torch.zeros(4, dtype=torch.int64),
+        "edge_partition_book": torch.zeros(4, dtype=torch.int64),
+        "partitioned_edge_index": edges,
+        **fields,
+    }
     return PartitionOutput(**values)
 
 

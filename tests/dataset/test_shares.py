@@ -29,10 +29,7 @@ def test_whole_servers_are_handed_out_contiguously(num_servers, world_size, expe
     assert found == expected
 
 
-@given(
-    st.lists(st.integers(0, 30), min_size=1, max_size=7),
-    st.integers(1, 9),
-)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=7), st.integers(1, 9))
 def test_each_id_goes_to_one_rank_and_in_order(sizes: list[int], world_size: int) -> None:
     ids = [torch.arange(size) for size in sizes]
     parts: list[list[int]] = [[] for _ in sizes]

@@ -66,9 +66,13 @@ def test_neighbours_times_are_the_same_over_partitions(pairs, edge_dir: EdgeDir)
     for index in range(2):
         book = torch.tensor([0, 1, 1, 0, 1])
         part = DistDataset.from_pyg(
-            graph, edge_dir=edge_dir, partition_book=book, partition_idx=index, time_attr="when",
+            graph,
+            edge_dir=edge_dir,
+            partition_book=book,
+            partition_idx=index,
+            time_attr="when",
             num_partitions=2,
-        )  # fmt: skip
+        )
         rows |= _by_row(with_times(part.view(), "when"))
     assert rows == _by_row(whole)
     keys = keys_of(graph.when.numpy(), is_float=True)

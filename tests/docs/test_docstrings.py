@@ -11,9 +11,16 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent.parent / "gigl_loader"
 ELSEWHERE = {
-    "BatchNorm", "DataLoader", "EdgeSamplerInput", "FeatureStore", "ForkingPickler",
-    "InMemoryDataset",    "LinkNeighborLoader", "RandomLinkSplit", "StatefulDataLoader",
-}  # fmt: skip
+    "BatchNorm",
+    "DataLoader",
+    "EdgeSamplerInput",
+    "FeatureStore",
+    "ForkingPickler",
+    "InMemoryDataset",
+    "LinkNeighborLoader",
+    "RandomLinkSplit",
+    "StatefulDataLoader",
+}
 """Classes of other libraries that no module of ours imports."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _SECTION = re.compile(r"^(?P<indent> *)Args:\n(?P<text>(?:(?P=indent) +.*\n|\n)*)", re.MULTILINE)

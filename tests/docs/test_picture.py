@@ -80,9 +80,8 @@ def test_a_run_gives_the_file_that_the_picture_is_drawn_from(
     }
     versions = {name: {"pyg_lib": "0.9"} if "pyg-lib" in name else {} for name in figures}
     summary = _summary.summarize(
-        figures, versions, args=args, machine="a busy machine", others_cpu=0.2,
-        table="| a |\n| b |",
-    )  # fmt: skip
+        figures, versions, args=args, machine="a busy machine", others_cpu=0.2, table="| a |\n| b |"
+    )
     _summary.write(tmp_path / "results" / "one.json", summary)
     found = json.loads((tmp_path / "results" / "one.json").read_text())
     assert found == summary
@@ -90,10 +89,13 @@ def test_a_run_gives_the_file_that_the_picture_is_drawn_from(
     assert found["seeds_per_s"] == [
         {"contestant": "gigl_loader", "versions": "", "median": 90, "least": 80, "most": 100},
         {
-            "contestant": "PyG NeighborLoader, pyg-lib", "versions": "pyg_lib 0.9",
-            "median": 10, "least": 10, "most": 10,
+            "contestant": "PyG NeighborLoader, pyg-lib",
+            "versions": "pyg_lib 0.9",
+            "median": 10,
+            "least": 10,
+            "most": 10,
         },
-    ]  # fmt: skip
+    ]
     assert set(RESULTS_KEYS) <= set(found)
     picture.draw(tmp_path / "results" / "one.json", tmp_path / "one.png")
     for name in ("_summary", "picture"):

@@ -102,9 +102,14 @@ def _start(
         command = in_namespace(machine, *words)
         environment = {**environment, "GLOO_SOCKET_IFNAME": machine}  # its end of the cable
     return ForkedPython(
-        command, cwd=folder, env=environment, start_new_session=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        command,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _commands(address: str) -> list[list[str]]:

@@ -110,8 +110,13 @@ def _given(code: str) -> str:
     stored = [one for one in names if isinstance(one.ctx, ast.Store)]
     # in `model = setup(model)` the name is read before it is there
     first = {one.id: one.lineno for one in reversed(sorted(stored, key=lambda one: one.lineno))}
-    early = {one.id for one in names if isinstance(one.ctx, ast.Load)
-             and one.lineno <= first.get(one.id, 0) and one.id not in _loops(nodes)}  # fmt: skip
+    early = {
+        one.id
+        for one in names
+        if isinstance(one.ctx, ast.Load)
+        and one.lineno <= first.get(one.id, 0)
+        and one.id not in _loops(nodes)
+    }
     known = (first.keys() - early) | set(dir(builtins))
     known |= {one.arg for one in nodes if isinstance(one, ast.arg)}
     known |= {one.name for one in nodes if isinstance(one, ast.FunctionDef | ast.ClassDef)}
@@ -159,12 +164,22 @@ def _checked(found: list[tuple[str, int, str]], *, reads_pyg: bool) -> None:
 def _by_mypy(folder: Path) -> list[tuple[str, int, str]]:
     """By the project's own options, so that what `make lint` has read of torch is read once."""
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", f"--config-file={ROOT / 'pyproject.toml'}",
-         f"--cache-dir={ROOT / '.mypy_cache'}", "--no-error-summary", "--hide-error-context",
-         str(folder)],
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            f"--config-file={ROOT / 'pyproject.toml'}",
+            f"--cache-dir={ROOT / '.mypy_cache'}",
+            "--no-error-summary",
+            "--hide-error-context",
+            str(folder),
+        ],
         env={**os.environ, "MYPYPATH": f"{ROOT}:{ROOT / 'examples'}"},
-        cwd=folder, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
     # names without a folder: the pages alone
     errors = re.findall(r"^([\w.]+):(\d+): error: (.*)$", done.stdout, re.MULTILINE)
     assert errors, done.stdout + done.stderr
@@ -172,23 +187,40 @@ def _by_mypy(folder: Path) -> list[tuple[str, int, str]]:
 
 
 def _by_pyright(folder: Path) -> list[tuple[str, int, str]]:
-    (folder / "pyrightconfig.json").write_text(json.dumps({
-        "include": ["*.py"], "extraPaths": [str(ROOT), str(ROOT / "examples")],
-        # pyright's own default; basedpyright is the build of it that installs without a download
-        "typeCheckingMode": "standard",
-    }))  # fmt: skip
+    (folder / "pyrightconfig.json").write_text(
+        json.dumps(
+            {
+                "include": ["*.py"],
+                "extraPaths": [str(ROOT), str(ROOT / "examples")],
+                # pyright's own default; basedpyright is its build that installs without a download
+                "typeCheckingMode": "standard",
+            }
+        )
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "basedpyright", "--project", str(folder), "--outputjson",
-         "--pythonpath", sys.executable],
-        cwd=folder, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "basedpyright",
+            "--project",
+            str(folder),
+            "--outputjson",
+            "--pythonpath",
+            sys.executable,
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)["generalDiagnostics"]
     assert found, done.stdout
     return [
         (Path(one["file"]).name, one["range"]["start"]["line"] + 1, one["message"])
-        for one in found if one["severity"] in ("error", "warning")
-    ]  # fmt: skip
+        for one in found
+        if one["severity"] in ("error", "warning")
+    ]
 
 
 @pytest.mark.parametrize(

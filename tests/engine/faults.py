@@ -18,9 +18,17 @@ class Faulty(NeighborSampler):
     """
 
     def __init__(
-        self, view, plan, peers, *, how: str, epoch: int = 0, batch: int = 3, once: str = "",
+        self,
+        view,
+        plan,
+        peers,
+        *,
+        how: str,
+        epoch: int = 0,
+        batch: int = 3,
+        once: str = "",
         hung: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(view, plan, peers)
         self._how, self._at, self._once, self._hung = how, (epoch, batch), once, hung
         if how == "constructor":

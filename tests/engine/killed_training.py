@@ -185,9 +185,11 @@ def _fork(body: Callable[..., None], life: Life, args: tuple[Any, ...]) -> int:
 def colocated(life: Life, num_ranks: int) -> None:
     """Train over as many partitions as there are ranks."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{life.folder}/group{life.number}", rank=life.rank,
+        "gloo",
+        init_method=f"file://{life.folder}/group{life.number}",
+        rank=life.rank,
         world_size=num_ranks,
-    )  # fmt: skip
+    )
     dataset = store_cluster.tiny_graph().partitions(num_ranks)[life.rank]
     with _loader(dataset, torch.arange(57), life, even_ranks="wrap") as loader:
         life.train(loader)
@@ -216,9 +218,15 @@ def _train_from_a_store(info: GraphStoreInfo, rank: int, life: Life) -> None:
 
 def _loader(dataset: Any, seeds: Any, life: Life, **how: Any) -> DistNeighborLoader:
     return DistNeighborLoader(
-        dataset, [3, 2], seeds, num_workers=_NUM_WORKERS[life.number % len(_NUM_WORKERS)],
-        batch_size=BATCH_SIZE, shuffle=True, seed=7, **how,
-    )  # fmt: skip
+        dataset,
+        [3, 2],
+        seeds,
+        num_workers=_NUM_WORKERS[life.number % len(_NUM_WORKERS)],
+        batch_size=BATCH_SIZE,
+        shuffle=True,
+        seed=7,
+        **how,
+    )
 
 
 def checkpoint(folder: Path, rank: int = 0) -> list[tuple[list[int], str]]:

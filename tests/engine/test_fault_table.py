@@ -19,7 +19,7 @@ SURVIVED = {
         "engine/test_survived.py::test_a_supervisor_killed_again_and_again",
     ],
     "a supervisor that waits for the next loader is killed or stopped": [
-        "sources/workers/test_resting.py::test_one_that_died_or_stands_still_is_replaced_in_silence",
+        "sources/workers/test_resting.py::test_one_that_died_or_stands_still_is_replaced_in_silence"
     ],
     "a worker hangs or is stopped (`SIGSTOP`)": [
         "engine/test_survived.py::test_a_worker_that_is_stopped_is_replaced"
@@ -263,7 +263,7 @@ TRAINER = {
         "engine/test_faults.py::test_shutdown_in_the_middle_of_an_epoch"
     ],
     "calls `release_workers()` after that": [
-        "sources/workers/test_resting.py::test_the_next_loader_has_the_supervisor_and_other_workers",
+        "sources/workers/test_resting.py::test_the_next_loader_has_the_supervisor_and_other_workers"
     ],
     "ends normally, by an exception, Ctrl-C, `SIGTERM` or `SIGKILL`": [
         f"{_END}[end]",

@@ -21,13 +21,7 @@ import faults
 import psutil
 import pytest
 import torch
-from stalls import (
-    ENDED,
-    hung_pids,
-    is_stopped,
-    pass_the_timeout,
-    worker_pids,
-)
+from stalls import ENDED, hung_pids, is_stopped, pass_the_timeout, worker_pids
 from support.resting import at_rest
 from support.scripts import FinalizedPython
 from support.sources import supervisor_pid
@@ -195,9 +189,10 @@ def test_a_sampler_that_raises() -> None:
 )
 def test_a_sampler_that_cannot_be_built(options: CustomSamplerOptions, cause: str) -> None:
     with (
-        _leaves_nothing(), _bounded(),
+        _leaves_nothing(),
+        _bounded(),
         pytest.raises(SamplingError, match=rf"start of sampling worker \d failed: {cause}"),
-    ):  # fmt: skip
+    ):
         _make(sampler_options=options)
 
 
@@ -218,15 +213,22 @@ def test_a_worker_that_never_gets_ready() -> None:
 
 
 def test_no_shared_memory_left() -> None:
-    with _leaves_nothing() as seen, _make(
-        worker_init_fn=faults.limit_memory, batch_size=60, num_workers=1
-    ) as loader:  # fmt: skip
+    with (
+        _leaves_nothing() as seen,
+        _make(worker_init_fn=faults.limit_memory, batch_size=60, num_workers=1) as loader,
+    ):
         assert len(list(loader)) == 1, "a batch that fits still comes"
     big = TinyGraph.random(3000, 30_000)
-    with _leaves_nothing() as seen, DistNeighborLoader(
-        big.dataset(), [-1], torch.arange(3000), batch_size=3000,
-        worker_init_fn=faults.limit_memory,
-    ) as loader:  # fmt: skip
+    with (
+        _leaves_nothing() as seen,
+        DistNeighborLoader(
+            big.dataset(),
+            [-1],
+            torch.arange(3000),
+            batch_size=3000,
+            worker_init_fn=faults.limit_memory,
+        ) as loader,
+    ):
         seen.look(os.getpid())
         with _bounded(), pytest.raises(SamplingError, match="could not reserve") as caught:
             list(loader)
@@ -296,9 +298,12 @@ SCRIPT = Path(__file__).parent / "trainer.py"
 def _start_trainer(arguments: list[str], stdin: Connection, errors: Path) -> FinalizedPython:
     with errors.open("wb") as stderr:
         return FinalizedPython(
-            [sys.executable, str(SCRIPT), *arguments], stdin=stdin, stdout=subprocess.DEVNULL,
-            stderr=stderr, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, str(SCRIPT), *arguments],
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+        )
 
 
 def _has_ended(trainer: FinalizedPython, how: str) -> bool:

@@ -19,13 +19,7 @@ from typing import Any
 import pytest
 import torch
 from faults import end_supervisor
-from stalls import (
-    ENDED,
-    hung_pids,
-    is_stopped,
-    pass_the_timeout,
-    worker_pids,
-)
+from stalls import ENDED, hung_pids, is_stopped, pass_the_timeout, worker_pids
 from support.sources import supervisor_pid
 
 from gigl_loader import (

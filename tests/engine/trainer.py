@@ -18,8 +18,8 @@ def main() -> None:
         (folder / "ready").touch()
     with one_rank(folder):
         loader = DistNeighborLoader(
-            TinyGraph.random(60, 500).dataset(), [3, 2], num_workers=2, batch_size=2, seed=1,
-        )  # fmt: skip
+            TinyGraph.random(60, 500).dataset(), [3, 2], num_workers=2, batch_size=2, seed=1
+        )
         kept: list[Any] = []
         while True:
             for number, batch in enumerate(loader):

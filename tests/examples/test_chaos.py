@@ -106,9 +106,14 @@ def test_a_job(tmp_path: Path) -> None:
         "--job-epochs 3 --pace 0 --silence 600"
     )
     done = run_python(
-        str(FOLDER / "chaos.py"), *words.split(), "--log", str(log),
-        "--keep", str(tmp_path / "kept"), timeout_s=1200,
-    )  # fmt: skip
+        str(FOLDER / "chaos.py"),
+        *words.split(),
+        "--log",
+        str(log),
+        "--keep",
+        str(tmp_path / "kept"),
+        timeout_s=1200,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     undisturbed, job = map(json.loads, log.read_text().splitlines())
     assert undisturbed["whole"] == job["whole"] == 3

@@ -35,16 +35,30 @@ def _torchrun(folder: Path, port: int, output: Any, *, stays: bool) -> ForkedPyt
     faults = [] if stays else ["--kill-node-at=4"]
     return ForkedPython(
         [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1",
-            "--max-restarts=5", "--monitor-interval=0.2", "--rdzv-backend=c10d", "--rdzv-id=job",
-            f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1",
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=1:2",
+            "--nproc-per-node=1",
+            "--max-restarts=5",
+            "--monitor-interval=0.2",
+            "--rdzv-backend=c10d",
+            "--rdzv-id=job",
+            f"--rdzv-endpoint=127.0.0.1:{port}",
+            "--local-addr=127.0.0.1",
             f"--rdzv-conf={conf}",
-            str(EXAMPLES / "elastic.py"), f"--checkpoint={folder}/elastic.pt", f"--record={folder}",
-            f"--batch-size={BATCH_SIZE}", f"--epochs={EPOCHS}", "--save-every=2",
+            str(EXAMPLES / "elastic.py"),
+            f"--checkpoint={folder}/elastic.pt",
+            f"--record={folder}",
+            f"--batch-size={BATCH_SIZE}",
+            f"--epochs={EPOCHS}",
+            "--save-every=2",
             *faults,
         ],
-        stdout=output, stderr=subprocess.STDOUT, env=environment(),
-    )  # fmt: skip
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment(),
+    )
 
 
 def _undisturbed(folder: Path) -> list[list[str]]:
@@ -113,8 +127,9 @@ def _train(log: Path, printed: Path) -> None:
             _changed(meeting, partial(_lose, node=come[0]))
             wait_until(
                 lambda: machines[1].poll() is not None or _changed(meeting, _close_last_call),
-                "the other one is alone", 300,
-            )  # fmt: skip
+                "the other one is alone",
+                300,
+            )
             machines[1].wait(timeout=300)
             assert machines[1].returncode == 0, printed.read_text()[-4000:]
         finally:

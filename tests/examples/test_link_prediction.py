@@ -16,16 +16,22 @@ def _results(printed: str) -> dict[str, tuple[float, float]]:
 
 def test_two_ranks_find_the_planted_items(tmp_path: Path) -> None:
     printed = run_example(
-        "link_prediction.py", "--epochs", "2", f"--figure={tmp_path}/curve.png",
-        "--nearest=faiss", "--faiss-index=Flat", ranks=2,
-    )  # fmt: skip
+        "link_prediction.py",
+        "--epochs",
+        "2",
+        f"--figure={tmp_path}/curve.png",
+        "--nearest=faiss",
+        "--faiss-index=Flat",
+        ranks=2,
+    )
     found = _results(printed)
     by_faiss = re.findall(r"by faiss Flat: test recall@20 (\S+)  NDCG@20 (\S+)", printed)
     ours_exactly = found["2 processes, gigl_loader"]
     assert [tuple(map(float, one)) for one in by_faiss] == [pytest.approx(ours_exactly, abs=2e-3)]
-    ours, alone, popular = (found[name][0] for name in (
-        "2 processes, gigl_loader", "one process, memory", "items by popularity"
-    ))  # fmt: skip
+    ours, alone, popular = (
+        found[name][0]
+        for name in ("2 processes, gigl_loader", "one process, memory", "items by popularity")
+    )
     assert ours > 0.8  # a random order finds 0.02
     assert abs(ours - alone) < 0.05
     assert popular < 0.1
@@ -54,10 +60,23 @@ def _write_lastfm(root: Path) -> None:
 def test_one_process_reads_the_files_of_the_real_data(tmp_path: Path) -> None:
     _write_lastfm(tmp_path)
     printed = run_example(
-        "link_prediction.py", "--dataset", "lastfm", f"--root={tmp_path}", "--epochs", "4",
-        "--judge-every", "2", "--random-items", "16", "--seeds", "1", "--single", "none",
-        "--exclude-supervision", f"--figure={tmp_path}/curve.png",
-    )  # fmt: skip
+        "link_prediction.py",
+        "--dataset",
+        "lastfm",
+        f"--root={tmp_path}",
+        "--epochs",
+        "4",
+        "--judge-every",
+        "2",
+        "--random-items",
+        "16",
+        "--seeds",
+        "1",
+        "--single",
+        "none",
+        "--exclude-supervision",
+        f"--figure={tmp_path}/curve.png",
+    )
     found = _results(printed)
     assert set(found) == {"1 processes, gigl_loader", "items by popularity"}
     assert found["1 processes, gigl_loader"][0] > 0.9  # 12 artists of one's taste, 20 positions

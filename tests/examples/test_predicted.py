@@ -18,11 +18,21 @@ def test_a_case_beside_its_prediction(
 ) -> None:
     partition_graph(TinyGraph.random(100, 800).to_pyg(), 2, tmp_path / "graph", progress=False)
     case = {
-        "graph": "tiny", "dtype": "float32", "parts": 2, "rate": "1gbit", "cache": "none",
-        "folder": str(tmp_path / "graph"), "batch_size": 16, "seeds_per_s": 1000.0,
-        "rows_per_seed": 100.0, "structure_per_seed": 10.0, "hit_rate": None, "cpu_s": [1.0, 1.0],
-        "others": 0.0, "memory": [1e9, 2e9],
-    }  # fmt: skip
+        "graph": "tiny",
+        "dtype": "float32",
+        "parts": 2,
+        "rate": "1gbit",
+        "cache": "none",
+        "folder": str(tmp_path / "graph"),
+        "batch_size": 16,
+        "seeds_per_s": 1000.0,
+        "rows_per_seed": 100.0,
+        "structure_per_seed": 10.0,
+        "hit_rate": None,
+        "cpu_s": [1.0, 1.0],
+        "others": 0.0,
+        "memory": [1e9, 2e9],
+    }
     cases = [{**case, "deployment": one} for one in ("colocated", "graph store")]
     (tmp_path / "records").write_text("\n".join(map(json.dumps, cases)))
     spec = importlib.util.spec_from_file_location("predicted", FOLDER / "predicted.py")

@@ -16,9 +16,12 @@ def test_the_notebook_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     # a port may be taken meanwhile; a whole path, as the kernel runs in another folder
     sockets = Config(KernelManager={"transport": "ipc", "ip": str(tmp_path / "kernel")})
     NotebookClient(
-        notebook, config=sockets, timeout=400, startup_timeout=400,
+        notebook,
+        config=sockets,
+        timeout=400,
+        startup_timeout=400,
         resources={"metadata": {"path": str(tmp_path)}},
-    ).execute()  # fmt: skip
+    ).execute()
     printed = "".join(
         output.get("text", "")
         for cell in notebook.cells

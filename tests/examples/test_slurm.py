@@ -34,10 +34,14 @@ COMMANDS = {
         exit 7""",
 }
 ENVIRONMENT = {
-    "SLURM_JOB_ID": "4001", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node",
-    "SLURM_JOB_NODELIST_HET_GROUP_0": "storage", "SLURM_JOB_NODELIST_HET_GROUP_1": "compute",
-    "SLURM_GPUS_PER_NODE": "a100:4", "SLURM_GPUS_PER_NODE_HET_GROUP_1": "4",
-}  # fmt: skip
+    "SLURM_JOB_ID": "4001",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_NODELIST": "node",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "storage",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "compute",
+    "SLURM_GPUS_PER_NODE": "a100:4",
+    "SLURM_GPUS_PER_NODE_HET_GROUP_1": "4",
+}
 
 
 @pytest.fixture

@@ -37,9 +37,13 @@ def _check_readme(printed: str) -> None:
 @pytest.mark.longest
 def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
     printed = torchrun_example(
-        "train_nodes.py", "--epochs", "4", f"--figure={tmp_path}/curve.png",
-        f"--tensorboard={tmp_path}/board", ranks=2,
-    )  # fmt: skip
+        "train_nodes.py",
+        "--epochs",
+        "4",
+        f"--figure={tmp_path}/curve.png",
+        f"--tensorboard={tmp_path}/board",
+        ranks=2,
+    )
     assert _accuracy(printed) > 0.93
     _check_readme(printed)
     assert len(re.findall(r"epoch +\d+/4  loss .* seeds/s", printed)) == 4
@@ -81,11 +85,14 @@ def _write_planetoid(raw: Path, num_train: int = 20, num_test: int = 30) -> None
     labels = np.eye(2, dtype=np.int32)[classes]
     known = num_nodes - num_test
     files = {
-        "x": features[:num_train], "y": labels[:num_train],
-        "allx": features[:known], "ally": labels[:known],
-        "tx": features[known:], "ty": labels[known:],
+        "x": features[:num_train],
+        "y": labels[:num_train],
+        "allx": features[:known],
+        "ally": labels[:known],
+        "tx": features[known:],
+        "ty": labels[known:],
         "graph": {n: [(n + 2) % num_nodes, (n + 4) % num_nodes] for n in range(num_nodes)},
-    }  # fmt: skip
+    }
     raw.mkdir(parents=True)
     for name, content in files.items():
         (raw / f"ind.cora.{name}").write_bytes(pickle.dumps(content))
@@ -97,8 +104,13 @@ def test_one_process_learns_from_planetoid_files(tmp_path: Path) -> None:
     _write_planetoid(tmp_path / "Cora" / "raw")
     before = sorted(tmp_path.rglob("*"))
     printed = run_example(
-        "train_nodes.py", "--dataset", "cora", f"--root={tmp_path}", "--epochs", "3",
+        "train_nodes.py",
+        "--dataset",
+        "cora",
+        f"--root={tmp_path}",
+        "--epochs",
+        "3",
         f"--figure={tmp_path}/curve.png",
-    )  # fmt: skip
+    )
     assert _accuracy(printed) > 0.8
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "curve.png"])

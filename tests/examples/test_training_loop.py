@@ -30,9 +30,13 @@ def _loader(num_seeds: int, even_ranks: Literal["drop", "wrap"] | None) -> DistN
     edge_index = torch.stack([torch.arange(40), torch.arange(40).roll(1)])
     data = Data(x=torch.ones(40, 1), edge_index=edge_index)
     return DistNeighborLoader(
-        DistDataset.from_pyg(data), [2], torch.arange(num_seeds), batch_size=4, seed=0,
+        DistDataset.from_pyg(data),
+        [2],
+        torch.arange(num_seeds),
+        batch_size=4,
+        seed=0,
         even_ranks=even_ranks,
-    )  # fmt: skip
+    )
 
 
 def _train(loader: DistNeighborLoader, model: DistributedDataParallel) -> list[int]:

@@ -24,10 +24,14 @@ SECURITY = Security.local()
 
 @contextmanager
 def storage(
-    num_servers: int = 1, security: Security = SECURITY, patience_s: float = 10.0,
+    num_servers: int = 1,
+    security: Security = SECURITY,
+    patience_s: float = 10.0,
     partition: Callable[[int, int], Any] = tiny_partition,
-    kind: type[StorageService] = StorageService, channel_memory: int | None = None, **how: Any,
-) -> Iterator[list[Endpoint]]:  # fmt: skip
+    kind: type[StorageService] = StorageService,
+    channel_memory: int | None = None,
+    **how: Any,
+) -> Iterator[list[Endpoint]]:
     """Give the endpoints of a storage cluster.
 
     Args:
@@ -46,9 +50,13 @@ def storage(
             if rank > 0:
                 leader = LeaderLink(*endpoints[0].address, security, f"server {rank}", patience_s)
             server = kind(
-                partition(rank, num_servers), rank, num_servers,
-                security=security, allow_samplers=SAMPLERS, channel_memory=channel_memory,
-            )  # fmt: skip
+                partition(rank, num_servers),
+                rank,
+                num_servers,
+                security=security,
+                allow_samplers=SAMPLERS,
+                channel_memory=channel_memory,
+            )
             how = {"num_jobs": None, **how}
             one = Endpoint(server, HOST, 0, security, leader=leader, patience_s=patience_s, **how)
             stack.callback(one.close)
@@ -59,14 +67,23 @@ def storage(
 
 @contextmanager
 def joined(
-    address: tuple[str, int], num_servers: int = 1, security: Security = SECURITY,
-    patience_s: float = 10.0, job_name: str = "train",
-) -> Iterator[Cluster]:  # fmt: skip
+    address: tuple[str, int],
+    num_servers: int = 1,
+    security: Security = SECURITY,
+    patience_s: float = 10.0,
+    job_name: str = "train",
+) -> Iterator[Cluster]:
     """Give the cluster, as the only compute process of a job."""
     cluster = Cluster.join(
-        *address, job_name=job_name, rank=0, world_size=1, num_servers=num_servers,
-        security=security, timeout_s=60.0, patience_s=patience_s,
-    )  # fmt: skip
+        *address,
+        job_name=job_name,
+        rank=0,
+        world_size=1,
+        num_servers=num_servers,
+        security=security,
+        timeout_s=60.0,
+        patience_s=patience_s,
+    )
     try:
         yield cluster
     finally:
@@ -79,9 +96,13 @@ def create(
     """Create a producer of all 60 seeds, in batches of 2, on each server; return the ids."""
     servers = range(cluster.num_servers)
     options = RemoteDistSamplingWorkerOptions(
-        server_rank=list(servers), num_workers=1, worker_concurrency=4, master_addr=HOST,
-        master_port=1, worker_key=None,
-    )  # fmt: skip
+        server_rank=list(servers),
+        num_workers=1,
+        worker_concurrency=4,
+        master_addr=HOST,
+        master_port=1,
+        worker_key=None,
+    )
     schema = cluster.connection(0).call("get_schema").result(60)
     arguments = {
         "sampler_input": NodeSamplerInput(torch.arange(60), "default_homogeneous_node_type"),
@@ -94,14 +115,15 @@ def create(
         cluster.connection(server).call(
             "create_sampling_producer",
             request=ProducerRequest(
-                source_options=SourceOptions(seed=1, feature_store=feature_store), shard=server,
+                source_options=SourceOptions(seed=1, feature_store=feature_store),
+                shard=server,
                 num_shards=len(servers),
                 request_id=request_id,
             ),
             **arguments,
         )
         for server in servers
-    ]  # fmt: skip
+    ]
     return [answer.result(100) for answer in answers]
 
 
@@ -114,7 +136,7 @@ def channel_of(cluster: Cluster, **how: Any) -> Iterator[RemoteReceivingChannel]
         dict(enumerate(producers)),
         cluster=cluster,
         **{"timeout": 60.0, **how},
-    )  # fmt: skip
+    )
     try:
         yield channel
     finally:

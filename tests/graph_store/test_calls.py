@@ -84,8 +84,9 @@ def test_books_know_the_same_owners() -> None:
     ]
     found = _arrived("get_row_books", rows)
     assert [(one.group, one.name, one.num_ids) for one in found] == [
-        ("node", "user", 8), ("edge", USER, 2),
-    ]  # fmt: skip
+        ("node", "user", 8),
+        ("edge", USER, 2),
+    ]
     assert found[0].bounds.tolist() == [3, 7, 8]
     assert (found[1].table.tolist(), found[1].bounds) == ([1, 0], None)
 

@@ -130,9 +130,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         renewals: dict[int, int] = {}
         servers = [_Server(rank, renewals) for rank in range(num_servers)]
         cluster: Any = SimpleNamespace(
-            renewals=renewals, connections=dict(enumerate(servers)),
-            connection=servers.__getitem__,
-        )  # fmt: skip
+            renewals=renewals, connections=dict(enumerate(servers)), connection=servers.__getitem__
+        )
         ranks = range(num_servers)
         channel = RemoteReceivingChannel(
             ranks, {rank: 10 + rank for rank in ranks}, cluster=cluster, **how
@@ -304,9 +303,7 @@ def test_a_server_that_does_not_begin_ends_the_epoch_of_all(make: Make) -> None:
     one.call = failing  # type: ignore[method-assign]
     with pytest.raises(PeerError, match="its workers are gone"):
         _start(channel, Attempt(0, 1), [(0, 0), (1, 1)])
-    assert [name for name, _ in zero.calls] == [
-        "start_new_epoch_sampling", "cancel_epoch_sampling",
-    ]  # fmt: skip
+    assert [name for name, _ in zero.calls] == ["start_new_epoch_sampling", "cancel_epoch_sampling"]
     assert zero.asked["fetch"].qsize() == 0
 
 

@@ -94,8 +94,10 @@ def test_methods_are_asked_by_name_with_all_their_arguments(cluster: _Cluster) -
     compute_process.call_server(0, DistServer.fetch_one_sampled_message, 5, consumer=3)
     compute_process.call_server(0, DistServer.get_schema)
     assert [(server, name) for server, name, _ in cluster.calls] == [
-        (1, "destroy_sampling_producer"), (0, "fetch_one_sampled_message"), (0, "get_schema"),
-    ]  # fmt: skip
+        (1, "destroy_sampling_producer"),
+        (0, "fetch_one_sampled_message"),
+        (0, "get_schema"),
+    ]
     first, second, third = (arguments for _, _, arguments in cluster.calls)
     assert list(first) == ["producer_id", "linger_s"], "the default, too"
     assert (second, third) == ({"producer_id": 5, "consumer": 3}, {})

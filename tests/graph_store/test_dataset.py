@@ -43,10 +43,15 @@ def test_info_ranks(monkeypatch):
 
 
 _VARIABLES = (
-    "GIGL_GRAPH_STORE_NUM_STORAGE_NODES", "GIGL_GRAPH_STORE_NUM_COMPUTE_NODES",
-    "COMPUTE_CLUSTER_LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-    "MASTER_PORT", "GIGL_LOADER_STORAGE_ADDR",
-)  # fmt: skip
+    "GIGL_GRAPH_STORE_NUM_STORAGE_NODES",
+    "GIGL_GRAPH_STORE_NUM_COMPUTE_NODES",
+    "COMPUTE_CLUSTER_LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GIGL_LOADER_STORAGE_ADDR",
+)
 
 
 @pytest.fixture
@@ -66,10 +71,13 @@ def test_an_address_and_a_count_say_where_a_graph_store_is(unset: pytest.MonkeyP
     assert (info.storage_cluster_master_ip, info.rpc_master_port) == ("storage0", 29600)
     assert info.compute_cluster_master_ip == "127.0.0.1"
     for name, value in {
-        "GROUP_WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "trainer0",
-        "MASTER_PORT": "29501", "GIGL_LOADER_STORAGE_ADDR": "storage1:7000",
+        "GROUP_WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "trainer0",
+        "MASTER_PORT": "29501",
+        "GIGL_LOADER_STORAGE_ADDR": "storage1:7000",
         "GIGL_GRAPH_STORE_NUM_STORAGE_NODES": "5",
-    }.items():  # fmt: skip
+    }.items():
         unset.setenv(name, value)
     info = GraphStoreInfo.from_env()
     assert _figures(info) == (5, 3, 4), "torchrun's variables"
@@ -100,9 +108,10 @@ def test_what_the_environment_does_not_say_is_asked_for(unset: pytest.MonkeyPatc
 
 def _find_each_other(rank: int, size: int) -> None:
     os.environ.update(
-        GIGL_GRAPH_STORE_NUM_STORAGE_NODES="2", GIGL_GRAPH_STORE_NUM_COMPUTE_NODES="1",
+        GIGL_GRAPH_STORE_NUM_STORAGE_NODES="2",
+        GIGL_GRAPH_STORE_NUM_COMPUTE_NODES="1",
         MASTER_ADDR="127.0.0.1",
-    )  # fmt: skip
+    )
     os.environ.pop("GIGL_LOADER_STORAGE_ADDR", None)
     info = GraphStoreInfo.from_env()
     assert gather_from_ranks(info, size, GraphStoreInfo) == [info] * size

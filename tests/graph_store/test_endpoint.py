@@ -81,9 +81,15 @@ def test_a_rank_that_left_before_server_0_was_restarted_holds_up_no_end():
 
     def join(rank, port):
         clusters[rank] = Cluster.join(
-            HOST, port, job_name="train", rank=rank, world_size=2, num_servers=1,
-            security=SECURITY, timeout_s=60.0,
-        )  # fmt: skip
+            HOST,
+            port,
+            job_name="train",
+            rank=rank,
+            world_size=2,
+            num_servers=1,
+            security=SECURITY,
+            timeout_s=60.0,
+        )
 
     def served(port=0):
         endpoint = Endpoint(
@@ -230,9 +236,13 @@ def test_a_server_tells_its_status_while_a_client_that_came_back_is_freed():
     """The workers of its former producers may take a minute to end."""
     with storage(kind=_SlowToFree) as (endpoint,), ExitStack() as stack:
         join = Join(
-            role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job_name="train",
+            role=Role.CLIENT,
+            rank=0,
+            num_servers=1,
+            world_size=1,
+            job_name="train",
             process="the same",
-        )  # fmt: skip
+        )
 
         def connection(session, join):
             made = ServerConnection(0, endpoint.address, SECURITY, "rank 0", session, 10.0, join)

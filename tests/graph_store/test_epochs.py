@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from store_cluster import (
-    WIDE,
-    compute,
-    info_of,
-    processes,
-    serve,
-    share_of_each_server,
-    tiny_graph,
-)
+from store_cluster import WIDE, compute, info_of, processes, serve, share_of_each_server, tiny_graph
 from support.glt import NodeSamplerInput
 
 from gigl_loader import DistNeighborLoader, RemoteDistDataset
@@ -105,13 +97,22 @@ def _check_state(server, folder):
     assert 0 < found.pop("uptime_s") < 300
     assert len(found.pop("cluster")) == 16
     assert found == {
-        "health": "serving", "server_rank": server, "num_servers": 2,
+        "health": "serving",
+        "server_rank": server,
+        "num_servers": 2,
         "pid": request_server(server, DistServer.ping),
-        "partition_idx": server, "num_partitions": 2,
-        "num_nodes": {NODE_TYPE: 60}, "create_calls": 2, "starting_producers": [],
-        "clients": [0, 1], "servers": [1] if server == 0 else [], "jobs_served": 0,
-        "refused": 0, "lost": None, "away": {},
-    }  # fmt: skip
+        "partition_idx": server,
+        "num_partitions": 2,
+        "num_nodes": {NODE_TYPE: 60},
+        "create_calls": 2,
+        "starting_producers": [],
+        "clients": [0, 1],
+        "servers": [1] if server == 0 else [],
+        "jobs_served": 0,
+        "refused": 0,
+        "lost": None,
+        "away": {},
+    }
     assert sorted(one["consumers"] for one in producers.values()) == [
         [f"({job} (number 0), {rank})"] for rank in (0, 1)
     ]
@@ -139,15 +140,26 @@ def _sharing(info, rank):
     remote = RemoteDistDataset(info, rank)
     nodes, schema = remote.fetch_node_ids(), remote.fetch_schema()
     options = BaseDistLoader.create_graph_store_worker_options(
-        dataset=remote, compute_rank=rank, worker_key="both", num_workers=1, worker_concurrency=2,
-        channel_size="64MB", prefetch_size=4,
-    )  # fmt: skip
+        dataset=remote,
+        compute_rank=rank,
+        worker_key="both",
+        num_workers=1,
+        worker_concurrency=2,
+        channel_size="64MB",
+        prefetch_size=4,
+    )
     config = BaseDistLoader.create_sampling_config([3, 2], schema, 1, seed=7)
     return BaseDistLoader(
-        remote, [NodeSamplerInput(nodes[server], NODE_TYPE) for server in nodes], schema, options,
-        config, torch.device("cpu"), BaseDistLoader.resolve_runtime(),
-        DistServer.create_sampling_producer, WIDE,
-    )  # fmt: skip
+        remote,
+        [NodeSamplerInput(nodes[server], NODE_TYPE) for server in nodes],
+        schema,
+        options,
+        config,
+        torch.device("cpu"),
+        BaseDistLoader.resolve_runtime(),
+        DistServer.create_sampling_producer,
+        WIDE,
+    )
 
 
 def _the_other_client_is_stopped(loader, shared, rank, own):

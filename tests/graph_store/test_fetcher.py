@@ -45,9 +45,16 @@ def _fetcher(mappings: Any = None) -> tuple[BatchFetcher, _Server, list[Exceptio
     server: Any = _Server()
     failed: list[Exception] = []
     found = BatchFetcher(
-        5, server, 0, BatchStream(0, 2), threading.Condition(), lambda *_: None,
-        lambda attempt, error: failed.append(error), BufferPool(pin_memory=False), mappings,
-    )  # fmt: skip
+        5,
+        server,
+        0,
+        BatchStream(0, 2),
+        threading.Condition(),
+        lambda *_: None,
+        lambda attempt, error: failed.append(error),
+        BufferPool(pin_memory=False),
+        mappings,
+    )
     return found, server, failed
 
 

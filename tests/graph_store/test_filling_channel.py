@@ -77,10 +77,7 @@ def _client(info, rank: int, more: dict[str, Any]) -> None:
         expected, at_once = _digests(loader), batch_digest(loader([3, 0, 3]))
         assert loader.stats()["hit_rate"] is None
         assert source_of(loader).channel.rows_apart, "each server asks the other machine"
-    cases: dict[str, dict[str, Any]] = {
-        "0": {"remote_cache": "20%"},
-        "1": {"remote_cache": "100%"},
-    }
+    cases: dict[str, dict[str, Any]] = {"0": {"remote_cache": "20%"}, "1": {"remote_cache": "100%"}}
     for same_memory, how in cases.items():
         os.environ[SAME_MEMORY_VARIABLE] = same_memory
         with DistNeighborLoader(dataset, [3, 2], nodes, **HOW, **more, **how) as loader:
@@ -242,10 +239,12 @@ def _check(batches: list[np.ndarray], found: list[dict[str, torch.Tensor]]) -> N
 
 @settings(max_examples=examples(60), deadline=None)
 @given(
-    trace=_traces(), share=st.sampled_from([None, 0.1, 0.4, 1.0]),
-    ahead=st.sampled_from([None, 0, 3]), breaks=st.integers(0, 30) | st.just(1 << 60),
+    trace=_traces(),
+    share=st.sampled_from([None, 0.1, 0.4, 1.0]),
+    ahead=st.sampled_from([None, 0, 3]),
+    breaks=st.integers(0, 30) | st.just(1 << 60),
     ranks=st.integers(1, 2),
-)  # fmt: skip
+)
 def test_rows_are_those_of_the_ids(
     trace: tuple, share: float | None, ahead: int | None, breaks: int, ranks: int
 ) -> None:

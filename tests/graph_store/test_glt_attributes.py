@@ -57,15 +57,22 @@ def _loader(info: Any, rank: int, *, timeout_s: float = 60.0, **how: Any) -> Wat
         sampler_input=[NodeSamplerInput(nodes[server], NODE_TYPE) for server in nodes],
         dataset_schema=schema,
         worker_options=BaseDistLoader.create_graph_store_worker_options(
-            dataset=remote, worker_key=f"loader_0_rank_{rank}", num_workers=1,
-            worker_concurrency=2, channel_size="64MB", prefetch_size=2,
+            dataset=remote,
+            worker_key=f"loader_0_rank_{rank}",
+            num_workers=1,
+            worker_concurrency=2,
+            channel_size="64MB",
+            prefetch_size=2,
         ),
         sampling_config=BaseDistLoader.create_sampling_config([3, 2], schema, 2, seed=7),
-        device=torch.device("cpu"), runtime=BaseDistLoader.resolve_runtime(), producer=None,
-        sampler_options=sampler_options, backend_key="loader_0",
+        device=torch.device("cpu"),
+        runtime=BaseDistLoader.resolve_runtime(),
+        producer=None,
+        sampler_options=sampler_options,
+        backend_key="loader_0",
         source_options=SourceOptions(seed=7, timeout_s=timeout_s, reconnect_timeout_s=timeout_s),
         **how,
-    )  # fmt: skip
+    )
 
 
 def _attributes(info: Any, rank: int) -> None:

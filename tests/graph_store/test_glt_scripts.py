@@ -45,9 +45,14 @@ def _trained(data: Data, seeds: torch.Tensor) -> dict[str, Any]:
     model = GraphSAGE(8, 16, num_layers=2, out_channels=4)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with DistNeighborLoader(
-        DistDataset.from_pyg(data, edge_dir="out"), [5, 5], seeds, batch_size=16, shuffle=True,
-        seed=3, num_workers=0,
-    ) as loader:  # fmt: skip
+        DistDataset.from_pyg(data, edge_dir="out"),
+        [5, 5],
+        seeds,
+        batch_size=16,
+        shuffle=True,
+        seed=3,
+        num_workers=0,
+    ) as loader:
         for _ in range(EPOCHS):
             batches = list(loader)
             # a client has every second batch of each of two servers
@@ -65,10 +70,17 @@ def _trained(data: Data, seeds: torch.Tensor) -> dict[str, Any]:
 
 def _right(data: Data, model: torch.nn.Module, seeds: torch.Tensor) -> list[int]:
     right = 0
-    with DistNeighborLoader(
-        DistDataset.from_pyg(data, edge_dir="out"), [5, 5], seeds, batch_size=16, seed=3,
-        num_workers=0,
-    ) as loader, torch.no_grad():  # fmt: skip
+    with (
+        DistNeighborLoader(
+            DistDataset.from_pyg(data, edge_dir="out"),
+            [5, 5],
+            seeds,
+            batch_size=16,
+            seed=3,
+            num_workers=0,
+        ) as loader,
+        torch.no_grad(),
+    ):
         for batch in loader:
             out = model.eval()(batch.x, batch.edge_index)[: batch.batch_size].argmax(-1)
             right += int((out == batch.y[: batch.batch_size]).sum())

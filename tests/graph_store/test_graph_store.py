@@ -268,8 +268,13 @@ def _shared(info, rank, nodes, key, **how):
         [NodeSamplerInput(nodes[server], "default_homogeneous_node_type") for server in nodes],
         schema,
         BaseDistLoader.create_graph_store_worker_options(
-            dataset=remote, compute_rank=rank, worker_key=key, num_workers=1,
-            worker_concurrency=2, channel_size="64MB", prefetch_size=3,
+            dataset=remote,
+            compute_rank=rank,
+            worker_key=key,
+            num_workers=1,
+            worker_concurrency=2,
+            channel_size="64MB",
+            prefetch_size=3,
         ),
         BaseDistLoader.create_sampling_config([3, 2], schema, 2, shuffle=True),
         torch.device("cpu"),
@@ -278,7 +283,7 @@ def _shared(info, rank, nodes, key, **how):
         process_start_gap_seconds=0.1,
         max_concurrent_producer_inits=1,
         **how,
-    )  # fmt: skip
+    )
 
 
 def _one_key(info, rank, folder):

@@ -36,9 +36,8 @@ YEARS = torch.tensor([5, 5, 9, 9, 9, 1, 1, 5, 9, 1, 1, 5])
 def partition(rank: int, servers: int) -> DistDataset:
     ring = torch.arange(NODES)
     data = Data(
-        edge_index=torch.stack([ring, ring.roll(1)]), num_nodes=NODES, year=YEARS,
-        found=COMMUNITIES,
-    )  # fmt: skip
+        edge_index=torch.stack([ring, ring.roll(1)]), num_nodes=NODES, year=YEARS, found=COMMUNITIES
+    )
     dataset = DistDataset.from_pyg(data, partition_book=PARTS, partition_idx=rank)
     view, made = dataset.view(), DistDataset(rank, servers)
     rows = view.node_attributes[NODE, "found"]
@@ -130,9 +129,13 @@ def test_seeds_that_stay_get_the_groups_of_their_ids(
 EPOCH, TAKEN = 3, 2
 """The epoch that is interrupted, and the batches that each of two ranks takes before."""
 IN_GROUPS: dict[str, Any] = {
-    "shuffle": "groups", "seed_groups": torch.arange(60) * 7 % 15, "groups_per_batch": 4,
-    "batch_size": 4, "seed": 5, "shard": "world",
-}  # fmt: skip
+    "shuffle": "groups",
+    "seed_groups": torch.arange(60) * 7 % 15,
+    "groups_per_batch": 4,
+    "batch_size": 4,
+    "seed": 5,
+    "shard": "world",
+}
 
 
 def digests(batches: Any) -> list[str]:

@@ -90,9 +90,17 @@ def _train(info: Any, rank: int, folder: str, in_order: bool) -> None:
     dataset = RemoteDistDataset(info, rank)
     seeds = share_of_each_server(info, rank, 2)
     with DistNeighborLoader(
-        dataset, [3, 2], seeds, batch_size=2, seed=7, shuffle=True, timeout=90.0,
-        reconnect_timeout=LIMIT_S, prefetch_size=2, in_order=in_order,
-    ) as loader:  # fmt: skip
+        dataset,
+        [3, 2],
+        seeds,
+        batch_size=2,
+        seed=7,
+        shuffle=True,
+        timeout=90.0,
+        reconnect_timeout=LIMIT_S,
+        prefetch_size=2,
+        in_order=in_order,
+    ) as loader:
         # The one with the first producer of the server: the next server's first is another rank's.
         # And in the first epoch of both: what they ask for differs in nothing but the process.
         producers = request_server(0, DistServer.status)["producers"]
@@ -178,9 +186,13 @@ def test_a_server_whose_clock_is_behind_takes_the_place_of_one_that_vanished(
     zero = Endpoint(StorageService(tiny_partition(0, 2), 0, 2), HOST, 0, SECURITY, rejoin_s=60.0)
     host, port = zero.address
     vanished = Join(
-        role=Role.SERVER, rank=1, num_servers=2, address=(HOST, free_port()),
-        incarnation=2**63 - 1, process="vanished",
-    )  # fmt: skip
+        role=Role.SERVER,
+        rank=1,
+        num_servers=2,
+        address=(HOST, free_port()),
+        incarnation=2**63 - 1,
+        process="vanished",
+    )
     leader = LeaderLink(host, port, SECURITY, "storage server 1", 10.0)
     request.getfixturevalue("wall_clock_behind")
     again = Endpoint(
@@ -243,9 +255,10 @@ def test_servers_with_parts_of_two_runs_do_not_meet(other: MakePartition) -> Non
 
 @contextmanager
 def _at(
-    address: tuple[str, int], partition: MakePartition = tiny_partition,
+    address: tuple[str, int],
+    partition: MakePartition = tiny_partition,
     security: Security = SECURITY,
-) -> Iterator[Endpoint]:  # fmt: skip
+) -> Iterator[Endpoint]:
     """Give another process's storage server 0 of one, at the port of one that ended."""
     server = StorageService(partition(0, 1), 0, 1, security=security)
     endpoint = Endpoint(server, *address, security)
@@ -322,9 +335,14 @@ def test_a_refusal_that_stays_ends_the_wait_at_once(
 def _of_a_later_job(address: tuple[str, int]) -> Iterator[None]:
     """Be a compute process of job 5, a later start of the job of `joined`."""
     join = Join(
-        role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job=5, job_name="train",
+        role=Role.CLIENT,
+        rank=0,
+        num_servers=1,
+        world_size=1,
+        job=5,
+        job_name="train",
         process="later",
-    )  # fmt: skip
+    )
     with Caller(*address, TOKEN, "of a later job") as caller:
         caller.ask("watch", Watch(join, 0), News).wait(60)
         yield
@@ -359,9 +377,16 @@ def _read_on(info: Any, rank: int, folder: str) -> None:
     dataset = RemoteDistDataset(info, rank)
     nodes = dataset.fetch_node_ids()
     with DistNeighborLoader(
-        dataset, [3, 2], nodes, batch_size=2, seed=7, timeout=90.0, reconnect_timeout=1800.0,
-        prefetch_size=1, remote_cache="30%",
-    ) as loader:  # fmt: skip
+        dataset,
+        [3, 2],
+        nodes,
+        batch_size=2,
+        seed=7,
+        timeout=90.0,
+        reconnect_timeout=1800.0,
+        prefetch_size=1,
+        remote_cache="30%",
+    ) as loader:
         batches = iter(loader)
         next(batches)
         (Path(folder) / "ready").touch()
@@ -400,9 +425,14 @@ def _two_ranks(address: tuple[str, int]) -> Iterator[list[Cluster]]:
 
     def join(rank: int) -> None:
         found[rank] = Cluster.join(
-            *address, job_name="train", rank=rank, world_size=2, num_servers=1, security=SECURITY,
+            *address,
+            job_name="train",
+            rank=rank,
+            world_size=2,
+            num_servers=1,
+            security=SECURITY,
             timeout_s=60.0,
-        )  # fmt: skip
+        )
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
     with ExitStack() as stack:
@@ -419,9 +449,13 @@ def test_a_process_that_says_that_it_is_a_server_ends_nobody() -> None:
     with storage(2, rejoin_s=60.0) as (zero, one):
         wait_until(lambda: zero.status()["servers"] == [1], "server 1 is known")
         join = Join(
-            role=Role.SERVER, rank=1, num_servers=2, address=("127.0.0.1", 1),
-            incarnation=2**62, process="bad",
-        )  # fmt: skip
+            role=Role.SERVER,
+            rank=1,
+            num_servers=2,
+            address=("127.0.0.1", 1),
+            incarnation=2**62,
+            process="bad",
+        )
         host, port = zero.address
         with (
             Caller(host, port, SECURITY, "bad") as bad,
@@ -474,17 +508,23 @@ def _ask(caller: Caller, name: str, **arguments: Any) -> Any:
 def _create_unjoined(caller: Caller, **request: Any) -> int:
     """Create a producer without having joined, under the worker key and name of others."""
     options = RemoteDistSamplingWorkerOptions(
-        server_rank=[0], num_workers=1, worker_concurrency=4, master_addr=HOST, master_port=1,
+        server_rank=[0],
+        num_workers=1,
+        worker_concurrency=4,
+        master_addr=HOST,
+        master_port=1,
         worker_key="a key that two know",
-    )  # fmt: skip
+    )
     schema = _ask(caller, "get_schema")
     found: int = _ask(
-        caller, "create_sampling_producer",
+        caller,
+        "create_sampling_producer",
         sampler_input=NodeSamplerInput(torch.arange(60), "default_homogeneous_node_type"),
         sampling_config=BaseDistLoader.create_sampling_config([3, 2], schema, 2, seed=1),
-        worker_options=options, sampler_options=None,
+        worker_options=options,
+        sampler_options=None,
         request=_request(request_id="a name that two know", **request),
-    )  # fmt: skip
+    )
     return found
 
 
@@ -547,9 +587,14 @@ def test_an_outage_of_a_process_that_never_joined_ends_no_producer_and_its_death
 def test_nobody_takes_the_place_of_a_rank_that_is_here() -> None:
     with storage() as (endpoint,), joined(endpoint.address) as cluster:
         join = Join(
-            role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job=cluster.job,
-            job_name=cluster.job_name, process="bad",
-        )  # fmt: skip
+            role=Role.CLIENT,
+            rank=0,
+            num_servers=1,
+            world_size=1,
+            job=cluster.job,
+            job_name=cluster.job_name,
+            process="bad",
+        )
         (producer,) = create(cluster)
         host, port = endpoint.address
         with (

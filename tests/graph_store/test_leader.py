@@ -102,9 +102,8 @@ class _Caller:
 
 
 def _follow(
-    heard: list[GiglLoaderError], found: list[Any],
-    rejoin_s: float = 60.0, can_go_on: bool = False,
-) -> list[str]:  # fmt: skip
+    heard: list[GiglLoaderError], found: list[Any], rejoin_s: float = 60.0, can_go_on: bool = False
+) -> list[str]:
     """Return what a server does that hears of these ends, one after another."""
     server: Any = _Server(can_go_on)
     leader = _Leader(server.done, *found)
@@ -138,20 +137,16 @@ LATE = PeerTimeoutError("not yet")
     ],
 )
 def test_what_the_end_of_server_0_means(
-    heard: list[EndReason], found: list[Any], rejoin_s: float, does: list[str],
-) -> None:  # fmt: skip
+    heard: list[EndReason], found: list[Any], rejoin_s: float, does: list[str]
+) -> None:
     assert _follow([_lost(end) for end in heard], found, rejoin_s) == does
 
 
 def test_a_server_0_that_was_told_to_end_and_does_not_come_back_ends_the_others_in_good_order() -> (
     None
 ):
-    assert _follow([_lost(EndReason.SHUTDOWN)], [], rejoin_s=1e-9) == [
-        "joins", "away", "over",
-    ]  # fmt: skip
-    assert _follow([_lost(EndReason.GONE)], [], rejoin_s=1e-9) == [
-        "joins", "away", LOST,
-    ]  # fmt: skip
+    assert _follow([_lost(EndReason.SHUTDOWN)], [], rejoin_s=1e-9) == ["joins", "away", "over"]
+    assert _follow([_lost(EndReason.GONE)], [], rejoin_s=1e-9) == ["joins", "away", LOST]
     does = _follow(
         [_lost(EndReason.GONE), _lost(EndReason.JOB_OVER)], [LATE, LATE, None], 1e-9, True
     )

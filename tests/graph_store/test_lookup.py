@@ -15,13 +15,7 @@ from in_process import SECURITY, joined, storage
 from store_cluster import HOST, info_of
 
 from gigl_loader import DEFAULT_HOMOGENEOUS_NODE_TYPE as DEFAULT_TYPE
-from gigl_loader import (
-    ConfigError,
-    DistDataset,
-    DistFeature,
-    RemoteDistDataset,
-    ServerDiedError,
-)
+from gigl_loader import ConfigError, DistDataset, DistFeature, RemoteDistDataset, ServerDiedError
 from gigl_loader.graph_store.client.compute_process import current_cluster
 from gigl_loader.graph_store.client.row_requests import merged_edges
 from gigl_loader.graph_store.server.leader import LeaderLink
@@ -98,11 +92,13 @@ def test_edges_of_several_servers_are_put_in_the_order_of_the_nodes(data: st.Dat
         at = [node for node, one in enumerate(owners) if one == owner]
         edges = [100 * node + number for node in at for number in range(counts[node])]
         positions.append(torch.tensor(at, dtype=torch.int64))
-        parts.append({
-            "counts": torch.tensor([counts[node] for node in at], dtype=torch.int64),
-            "indices": torch.tensor(edges, dtype=torch.int64),
-            "edge_ids": torch.tensor(edges, dtype=torch.int64) + 7,
-        })  # fmt: skip
+        parts.append(
+            {
+                "counts": torch.tensor([counts[node] for node in at], dtype=torch.int64),
+                "indices": torch.tensor(edges, dtype=torch.int64),
+                "edge_ids": torch.tensor(edges, dtype=torch.int64) + 7,
+            }
+        )
     parts[0]["weights"] = parts[0]["indices"].float()
     found = merged_edges(len(counts), positions, parts)
     expected = [100 * node + number for node, n in enumerate(counts) for number in range(n)]

@@ -5,11 +5,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from support.glt import (
-    NodeSamplerInput,
-    RangePartitionBook,
-    RemoteDistSamplingWorkerOptions,
-)
+from support.glt import NodeSamplerInput, RangePartitionBook, RemoteDistSamplingWorkerOptions
 
 from gigl_loader import CustomSamplerOptions, DatasetSchema, FeatureInfo
 from gigl_loader.batch.message import Attempt
@@ -73,23 +69,32 @@ def test_a_create_request() -> None:
     schema = DatasetSchema(False, [USER], None, None, "in")
     config = BaseDistLoader.create_sampling_config({USER: [3, -1]}, schema, 4, True, seed=2**63 - 1)
     options = RemoteDistSamplingWorkerOptions(
-        server_rank=[0, 1], num_workers=2, worker_concurrency=3, master_addr="10.0.0.1",
-        master_port="77", buffer_size="2MB", worker_key="me",
-    )  # fmt: skip
+        server_rank=[0, 1],
+        num_workers=2,
+        worker_concurrency=3,
+        master_addr="10.0.0.1",
+        master_port="77",
+        buffer_size="2MB",
+        worker_key="me",
+    )
     options.prefetch_size = 50  # above GLT's own limit
     request = ProducerRequest(
-        source_options=SourceOptions(seed=3, timeout_s=1.5), shard=None,
+        source_options=SourceOptions(seed=3, timeout_s=1.5),
+        shard=None,
         client_ranks=Runs.of((4, 5)),
         request_id="once",
-    )  # fmt: skip
+    )
     sampler = CustomSamplerOptions("package.Sampler", {"limit": 3, "names": ["a"], "none": None})
     call = CALLS["create_sampling_producer"]
     sent = call.ask(
         {
-            "sampler_input": given_input, "sampling_config": config, "worker_options": options,
-            "sampler_options": sampler, "request": request,
+            "sampler_input": given_input,
+            "sampling_config": config,
+            "worker_options": options,
+            "sampler_options": sampler,
+            "request": request,
         }
-    )  # fmt: skip
+    )
     found = call.arguments(_sent(sent))
     assert found["sampling_config"] == config
     assert found["request"] == request

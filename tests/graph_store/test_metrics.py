@@ -43,9 +43,12 @@ PAGES = [ROOT / "docs" / "guide" / f"{name}.md" for name in ("training_loop", "g
 ANYWHERE = "0.0.0.0"
 """All addresses of this machine: beyond loopback, too."""
 EMPTY: dict[str, Any] = {
-    "server_rank": 3, "producers": {}, "totals": ServerCounts().totals(), "health": "serving",
+    "server_rank": 3,
+    "producers": {},
+    "totals": ServerCounts().totals(),
+    "health": "serving",
     "jobs": {},
-}  # fmt: skip
+}
 
 
 @contextmanager
@@ -142,16 +145,26 @@ def test_sums_of_producers_that_ended_are_kept() -> None:
     for producer in range(3):
         for worker in (0, 1):
             stats = {
-                "worker": worker, "seeds": 4, "nbytes": 100, "sample_s": 2.0, "gather_s": 1.0,
-                "ended_ns": 10**12, "restarts": producer,
-            }  # fmt: skip
+                "worker": worker,
+                "seeds": 4,
+                "nbytes": 100,
+                "sample_s": 2.0,
+                "gather_s": 1.0,
+                "ended_ns": 10**12,
+                "restarts": producer,
+            }
             counts.add(stats, "train", producer)
     before = counts.totals()
     assert before[""]["batches"] == 0
     assert before["train"] == {
-        "batches": 6, "seeds": 24, "bytes": 600, "sample_s": 12.0, "gather_s": 6.0,
-        "worker_busy_s": {0: 9.0, 1: 9.0}, "restarts": 3,
-    }  # fmt: skip
+        "batches": 6,
+        "seeds": 24,
+        "bytes": 600,
+        "sample_s": 12.0,
+        "gather_s": 6.0,
+        "worker_busy_s": {0: 9.0, 1: 9.0},
+        "restarts": 3,
+    }
     counts.forget("train", 2)
     counts.forget("train", 0)
     counts.forget("train", 9)  # that handed out nothing
@@ -241,12 +254,15 @@ def test_a_request_has_one_time_however_it_comes(constants: SetConstants, drip: 
         assert _read(f"http://{url}")
 
 
-@pytest.mark.parametrize(("request_", "status"), [
-    (b"GET /metrics HTTP/1.1\r\nA: " + b"a" * 9000, b"400"),
-    (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
-    (b"\x16\x03\x01\x02\x00", b"400"),
-    (b"GET /metrics?x=1 HTTP/1.0\r\n\r\n", b"200"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /metrics HTTP/1.1\r\nA: " + b"a" * 9000, b"400"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"\x16\x03\x01\x02\x00", b"400"),
+        (b"GET /metrics?x=1 HTTP/1.0\r\n\r\n", b"200"),
+    ],
+)
 def test_other_requests_are_answered_at_once(request_: bytes, status: bytes) -> None:
     with _listening() as url:
         port = int(url.split(":")[1].partition("/")[0])

@@ -224,9 +224,11 @@ def _input(answers: PartitionAnswers, **how: Any) -> tuple[str, list, list, list
     (positive,) = positives.values()
     (negative,) = ({None: None} if negatives is None else negatives).values()
     return (
-        anchor_type, anchors.tolist(), positive.tolist(),
+        anchor_type,
+        anchors.tolist(),
+        positive.tolist(),
         None if negative is None else negative.tolist(),
-    )  # fmt: skip
+    )
 
 
 def test_labels_are_those_of_the_anchors() -> None:

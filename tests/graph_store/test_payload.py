@@ -92,8 +92,10 @@ def test_what_is_no_batch_is_refused_before_memory_is_taken() -> None:
     def take(nbytes: int) -> None:
         raise AssertionError("memory was taken")
 
-    larger = [(key, dtype, tuple(8 * size for size in shape), offset)
-              for key, dtype, shape, offset in batch.layout]  # fmt: skip
+    larger = [
+        (key, dtype, tuple(8 * size for size in shape), offset)
+        for key, dtype, shape, offset in batch.layout
+    ]
     runs = {**batch.columns, "n_id": batch.columns["edge_index"][1:]}
     for wrong in (
         _change(batch, parts=batch.parts[:-1]),

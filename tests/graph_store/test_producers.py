@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.errors import (
-    PeerError,
-    PeerTimeoutError,
-    ServerDiedError,
-    UsageError,
-)
+from gigl_loader.errors import PeerError, PeerTimeoutError, ServerDiedError, UsageError
 from gigl_loader.graph_store.client import producers
 from gigl_loader.graph_store.client.producers import RemoteProducers, name_of_recovery
 from gigl_loader.graph_store.wire import membership
@@ -175,9 +170,11 @@ def test_a_lost_server_is_not_waited_for_by_waiting_for_the_others(monkeypatch) 
 def test_a_stopped_server_is_named(monkeypatch) -> None:
     cluster = _Cluster(monkeypatch)
     cluster.answers = {
-        (0, "create"): Future(), (1, "create"): Future(),
-        (1, "ping"): Future(), (0, "ping"): 1234,
-    }  # fmt: skip
+        (0, "create"): Future(),
+        (1, "create"): Future(),
+        (1, "ping"): Future(),
+        (0, "ping"): 1234,
+    }
     with pytest.raises(PeerTimeoutError) as caught:
         _create(_made(cluster))
     assert "storage server 1 did not start a producer within 0 s" in str(caught.value)
@@ -254,7 +251,12 @@ def test_sharers_name_a_recovery_alike_and_no_two_recoveries_have_one_name() -> 
 
     assert name() == name(rank=1), "each comes to it alone"
     others = [
-        name("other"), name(live=(0, 1, 2)), name(attempt=1), name(job=2),
-        name(incarnations=(5, 6, 8)), name(None), name(None, rank=1),
-    ]  # fmt: skip
+        name("other"),
+        name(live=(0, 1, 2)),
+        name(attempt=1),
+        name(job=2),
+        name(incarnations=(5, 6, 8)),
+        name(None),
+        name(None, rank=1),
+    ]
     assert len({name(), *others}) == 1 + len(others)

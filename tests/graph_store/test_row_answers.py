@@ -92,8 +92,9 @@ def test_only_rows_can_be_named() -> None:
 def test_books_say_who_owns_each_row() -> None:
     told = [{(one.group, one.name): one for one in _answers(r).get_row_books()} for r in range(3)]
     assert set(told[0]) == {
-        *(("node", name) for name in GRAPH.num_nodes), *(("edge", name) for name in GRAPH.edges)
-    }  # fmt: skip
+        *(("node", name) for name in GRAPH.num_nodes),
+        *(("edge", name) for name in GRAPH.edges),
+    }
     for (group, name), book in told[0].items():
         view = _view(0)
         books: Any = view.node_books if group == "node" else view.edge_books

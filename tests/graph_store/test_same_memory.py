@@ -19,14 +19,24 @@ def _client(info, rank: int, folder: Path) -> None:
     remote = RemoteDistDataset(info, rank)
     nodes, schema = remote.fetch_node_ids(), remote.fetch_schema()
     options = BaseDistLoader.create_graph_store_worker_options(
-        dataset=remote, compute_rank=rank, worker_key="both", num_workers=1, worker_concurrency=2,
-        channel_size="64MB", prefetch_size=3,
-    )  # fmt: skip
+        dataset=remote,
+        compute_rank=rank,
+        worker_key="both",
+        num_workers=1,
+        worker_concurrency=2,
+        channel_size="64MB",
+        prefetch_size=3,
+    )
     loader = BaseDistLoader(
-        remote, [NodeSamplerInput(nodes[0], "default_homogeneous_node_type")], schema, options,
-        BaseDistLoader.create_sampling_config([3, 2], schema, 1, seed=7), torch.device("cpu"),
-        BaseDistLoader.resolve_runtime(), DistServer.create_sampling_producer,
-    )  # fmt: skip
+        remote,
+        [NodeSamplerInput(nodes[0], "default_homogeneous_node_type")],
+        schema,
+        options,
+        BaseDistLoader.create_sampling_config([3, 2], schema, 1, seed=7),
+        torch.device("cpu"),
+        BaseDistLoader.resolve_runtime(),
+        DistServer.create_sampling_producer,
+    )
     if rank == 0:
         kept = list(loader)
         crossed = loader.stats()["network_bytes"]

@@ -20,11 +20,7 @@ from support.scripts import enter_namespace
 
 from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader.errors import ConfigError, ServerDiedError
-from gigl_loader.graph_store import (
-    DistServer,
-    init_compute_process,
-    shutdown_compute_process,
-)
+from gigl_loader.graph_store import DistServer, init_compute_process, shutdown_compute_process
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.runtime.transport import certs
 
@@ -40,8 +36,13 @@ def _three_epochs(info, rank):
         [NodeSamplerInput(nodes[server], "default_homogeneous_node_type") for server in nodes],
         schema,
         BaseDistLoader.create_graph_store_worker_options(
-            dataset=remote, compute_rank=rank, worker_key=f"group {rank // 4}", num_workers=1,
-            worker_concurrency=2, channel_size="64MB", prefetch_size=2,
+            dataset=remote,
+            compute_rank=rank,
+            worker_key=f"group {rank // 4}",
+            num_workers=1,
+            worker_concurrency=2,
+            channel_size="64MB",
+            prefetch_size=2,
         ),
         BaseDistLoader.create_sampling_config([3, 2], schema, 2, shuffle=True),
         torch.device("cpu"),
@@ -50,7 +51,7 @@ def _three_epochs(info, rank):
         process_start_gap_seconds=0.5,
         max_concurrent_producer_inits=1,
         shard="none",  # both groups on purpose
-    )  # fmt: skip
+    )
     with loader:
         for _ in range(3):
             found: list[list[int]] = [[]] * dist.get_world_size()
@@ -91,9 +92,13 @@ def _on_host(name: str, rank: int, role: Callable[..., None], *args: Any) -> Non
     """Call ``role`` in a network namespace."""
     enter_namespace(name)
     info = info_of(
-        2, 1, storage_cluster_master_ip="10.77.0.1", compute_cluster_master_ip="10.77.0.3",
-        rpc_master_port=29600, compute_cluster_master_port=29501,
-    )  # fmt: skip
+        2,
+        1,
+        storage_cluster_master_ip="10.77.0.1",
+        compute_cluster_master_ip="10.77.0.3",
+        rpc_master_port=29600,
+        compute_cluster_master_port=29501,
+    )
     role(info, rank, *args)
 
 

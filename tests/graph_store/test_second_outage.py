@@ -48,16 +48,28 @@ def _train(info: Any, rank: int, folder: str) -> None:
     remote = RemoteDistDataset(info, rank)
     nodes, schema = remote.fetch_node_ids(), remote.fetch_schema()
     options = BaseDistLoader.create_graph_store_worker_options(
-        dataset=remote, compute_rank=rank, worker_key="both", num_workers=1, worker_concurrency=2,
-        channel_size="64MB", prefetch_size=2,
-    )  # fmt: skip
+        dataset=remote,
+        compute_rank=rank,
+        worker_key="both",
+        num_workers=1,
+        worker_concurrency=2,
+        channel_size="64MB",
+        prefetch_size=2,
+    )
     config = BaseDistLoader.create_sampling_config([3, 2], schema, 1, seed=7)
     inputs = [NodeSamplerInput(nodes[server], NODE_TYPE) for server in nodes]
     with BaseDistLoader(
-        remote, inputs, schema, options, config, torch.device("cpu"),
-        BaseDistLoader.resolve_runtime(), DistServer.create_sampling_producer, None,
+        remote,
+        inputs,
+        schema,
+        options,
+        config,
+        torch.device("cpu"),
+        BaseDistLoader.resolve_runtime(),
+        DistServer.create_sampling_producer,
+        None,
         source_options=SourceOptions(seed=7, timeout_s=LIMIT_S, reconnect_timeout_s=LIMIT_S),
-    ) as loader:  # fmt: skip
+    ) as loader:
         seeds: list[int] = []
         for batch in loader:
             seeds += batch.batch.tolist()
@@ -73,10 +85,7 @@ def _train(info: Any, rank: int, folder: str) -> None:
 def test_a_second_outage_is_survived_by_ranks_that_share_producers(tmp_path: Path) -> None:
     """Seen: servers answered the second recovery with the producer that the first one had made."""
     info = info_of(1, 2)
-    with (
-        processes(tmp_path) as started,
-        Relay(("127.0.0.1", info.rpc_master_port)) as relay,
-    ):
+    with processes(tmp_path) as started, Relay(("127.0.0.1", info.rpc_master_port)) as relay:
         server = started.start(_serve, info)
         through = info_of(1, 2, rpc_master_port=relay.address[1])
         ranks = [started.start(_rank, through, rank, str(tmp_path)) for rank in (0, 1)]

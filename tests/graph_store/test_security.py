@@ -76,9 +76,10 @@ def test_a_token_given_as_an_argument_protects_the_workers_too(monkeypatch):
             # on one machine they take this user's processes alone, and of these the job's own
             guess = Security.resolve("", "guess", False)
             for stranger, refusal in (
-                (Security.local(), ProtocolError), (guess, JoinRefusedError),
+                (Security.local(), ProtocolError),
+                (guess, JoinRefusedError),
                 (guarded, JoinRefusedError),
-            ):  # fmt: skip
+            ):
                 host, port = address
                 with (
                     pytest.raises(refusal),
@@ -104,6 +105,7 @@ def test_a_server_imports_what_it_has_leave_for():
         assert endpoint.server.status()["create_calls"] == 0, "nothing was started"
         allowed = CustomSamplerOptions("store_cluster.FailingSampler", {"nap_s": 0.1})
         create(cluster, sampler_options=allowed)
-        create(cluster, sampler_options=CustomSamplerOptions(
-            "gigl_loader.sampler.neighbor.NeighborSampler"
-        ))  # fmt: skip
+        create(
+            cluster,
+            sampler_options=CustomSamplerOptions("gigl_loader.sampler.neighbor.NeighborSampler"),
+        )

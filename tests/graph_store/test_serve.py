@@ -39,11 +39,15 @@ def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
     log = (tmp_path / "log.txt").open("w")
     server = ForkedPython(
         [
-            *SERVE, f"--root={tmp_path}/graph", f"--master-port={port}", "--num-jobs=0",
+            *SERVE,
+            f"--root={tmp_path}/graph",
+            f"--master-port={port}",
+            "--num-jobs=0",
             f"--metrics-port={metrics}",
         ],
-        env=ENVIRONMENT, stderr=log,
-    )  # fmt: skip
+        env=ENVIRONMENT,
+        stderr=log,
+    )
     try:
         said = tmp_path / "log.txt"
         wait_until(lambda: "serves partition" in said.read_text(), "it has started", 300)
@@ -72,9 +76,13 @@ def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
 @pytest.mark.longest
 def test_the_demo_learns(tmp_path):
     done = run_python(  # and the five processes that it starts
-        str(ROOT / "examples/graph_store/demo.py"), "--epochs", "3",
-        f"--figure={tmp_path}/curve.png", environment=ENVIRONMENT, timeout_s=380,
-    )  # fmt: skip
+        str(ROOT / "examples/graph_store/demo.py"),
+        "--epochs",
+        "3",
+        f"--figure={tmp_path}/curve.png",
+        environment=ENVIRONMENT,
+        timeout_s=380,
+    )
     assert done.returncode == 0, done.stderr
     found = dict(re.findall(r"(\w+): test accuracy: ([\d.]+)", done.stdout))
     assert found.keys() == {"first", "second"}

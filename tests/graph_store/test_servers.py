@@ -14,9 +14,12 @@ def _book(num_servers: int = 4, num_partitions: int = 2) -> ServerBook:
 
 def _join(rank: int, incarnation: int = 11) -> Join:
     return Join(
-        role=Role.SERVER, rank=rank, num_servers=4, address=(f"host {rank}", rank + 1),
+        role=Role.SERVER,
+        rank=rank,
+        num_servers=4,
+        address=(f"host {rank}", rank + 1),
         incarnation=incarnation,
-    )  # fmt: skip
+    )
 
 
 def test_a_server_with_a_replica_is_not_given_up() -> None:

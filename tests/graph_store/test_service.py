@@ -35,9 +35,13 @@ def server():
 def _arguments(server, key="a", num_seeds=20, batch_size=3):
     config = BaseDistLoader.create_sampling_config([3, 2], server.get_schema(), batch_size, seed=1)
     options = RemoteDistSamplingWorkerOptions(
-        server_rank=[0], num_workers=1, worker_concurrency=4, master_addr="127.0.0.1",
-        master_port=1, worker_key=key,
-    )  # fmt: skip
+        server_rank=[0],
+        num_workers=1,
+        worker_concurrency=4,
+        master_addr="127.0.0.1",
+        master_port=1,
+        worker_key=key,
+    )
     return NodeSamplerInput(torch.arange(num_seeds)), config, options, None
 
 

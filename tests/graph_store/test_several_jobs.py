@@ -14,24 +14,10 @@ from typing import Any
 import pytest
 import torch
 from in_process import SECURITY, channel_of, create, joined, start, storage, take
-from store_cluster import (
-    HOST,
-    WIDE,
-    compute,
-    free_port,
-    info_of,
-    processes,
-    serve,
-    tiny_partition,
-)
+from store_cluster import HOST, WIDE, compute, free_port, info_of, processes, serve, tiny_partition
 from support.glt import RemoteDistSamplingWorkerOptions
 
-from gigl_loader import (
-    CustomSamplerOptions,
-    DistNeighborLoader,
-    GraphStoreInfo,
-    RemoteDistDataset,
-)
+from gigl_loader import CustomSamplerOptions, DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError
 from gigl_loader.graph_store import RemoteReceivingChannel, status, stop_job
 from gigl_loader.graph_store.client.absences import Absences
@@ -61,9 +47,13 @@ def _has_producers(endpoint: Endpoint, count: int) -> bool:
 def _options(**more: Any) -> dict[str, Any]:
     """Return an argument of `create`."""
     options = RemoteDistSamplingWorkerOptions(
-        server_rank=[0, 1], num_workers=1, worker_concurrency=4, master_addr=HOST, master_port=1,
+        server_rank=[0, 1],
+        num_workers=1,
+        worker_concurrency=4,
+        master_addr=HOST,
+        master_port=1,
         **more,
-    )  # fmt: skip
+    )
     return {"worker_options": options}
 
 
@@ -144,9 +134,9 @@ def _poison(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
     failing = CustomSamplerOptions("store_cluster.FailingSampler")
     _, producer = create(cluster, request_id="failing", sampler_options=failing)
     connection = cluster.connection(1)  # which has the second batch, and the fourth...
-    connection.call(
-        "start_new_epoch_sampling", producer_id=producer, epoch=0, request=None
-    ).result(60)  # fmt: skip
+    connection.call("start_new_epoch_sampling", producer_id=producer, epoch=0, request=None).result(
+        60
+    )
 
     def fetch_all() -> None:
         for _ in range(3):
@@ -175,8 +165,7 @@ def _stop_taking(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
 
 @pytest.mark.parametrize("happens", [_poison, _ask_wrongly, _die, _stop_taking])
 def test_what_happens_to_one_job_is_not_seen_by_another(
-    happens: Callable[[Cluster, RemoteReceivingChannel], None],
-    alone: list[dict[str, torch.Tensor]],
+    happens: Callable[[Cluster, RemoteReceivingChannel], None], alone: list[dict[str, torch.Tensor]]
 ) -> None:
     with storage(2) as endpoints, ExitStack() as stack:
         address = endpoints[0].address
@@ -229,11 +218,16 @@ def test_a_job_beyond_the_most_waits_and_is_told_why() -> None:
             third = pool.submit(run, "third")
             wait_until(lambda: len(endpoint.status()["clients"]) == 3, "the third waits")
             wait_until(
-                lambda: {"second", "third"} <= {
-                    member.join.job_name for member in endpoint._attendance.members.values()
-                    if "1 jobs are served, the most at a time" in member.news.status
-                }, "both were told",
-            )  # fmt: skip
+                lambda: (
+                    {"second", "third"}
+                    <= {
+                        member.join.job_name
+                        for member in endpoint._attendance.members.values()
+                        if "1 jobs are served, the most at a time" in member.news.status
+                    }
+                ),
+                "both were told",
+            )
             assert first.job == 0
         assert (second.result(60), third.result(60)) == (1, 2)
         wait_until(lambda: endpoint.jobs_served == 3, "all are over")

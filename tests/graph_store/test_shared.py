@@ -209,8 +209,10 @@ def test_tickets_have_the_positions_of_the_loader_also_when_they_come_again(shar
     producer.events.put(producer.bring)
     found.append(again.result(60)[0].ticket)
     assert [(one.position, one.batch, one.turn) for one in found] == [
-        (10, 3, 0), (20, 1, 1), (20, 1, 1),
-    ]  # fmt: skip
+        (10, 3, 0),
+        (20, 1, 1),
+        (20, 1, 1),
+    ]
     short = EpochRequest(attempt=Attempt(0, 2), batches=batches, positions=positions[:2])
     with pytest.raises(ProtocolError, match="sent 2 positions for 3 batches"):
         shared.start_epoch(0, short)

@@ -134,8 +134,7 @@ def _servers_are_told_to_end(rank, pids, loader, iterator):
         loader.shutdown()
     lost = re.compile(r"storage server 1 at .* left \(shutdown\): the graph is incomplete")
     wait_until(
-        lambda: lost.match(request_server(0, DistServer.status)["health"]),
-        "server 0 has noticed",
+        lambda: lost.match(request_server(0, DistServer.status)["health"]), "server 0 has noticed"
     )
     _send(rank, pids[0], signal.SIGINT)
     with _fails(ServerDiedError, r"storage server 0 .* is gone: it was shut down"):

@@ -117,9 +117,17 @@ def _train(info, rank: int, folder: str, events: list[Event]) -> None:
 
     def make(**how) -> DistNeighborLoader:
         return DistNeighborLoader(
-            dataset, [3, 2], nodes, batch_size=2, seed=7, shuffle=True, timeout=90.0,
-            reconnect_timeout=LIMIT_S, prefetch_size=1, **how,
-        )  # fmt: skip
+            dataset,
+            [3, 2],
+            nodes,
+            batch_size=2,
+            seed=7,
+            shuffle=True,
+            timeout=90.0,
+            reconnect_timeout=LIMIT_S,
+            prefetch_size=1,
+            **how,
+        )
 
     with make() as loader:
         expected = _digests(loader)

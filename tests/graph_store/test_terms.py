@@ -52,9 +52,7 @@ def test_what_has_to_be_the_same_is_said_by_name() -> None:
 
 def test_ids_of_leaders_and_the_first_failure_are_told() -> None:
     failure: Failure = describe(ValueError("no"))
-    outcomes = [
-        Outcome(ByServer.of({0: 5}), None), Outcome(None, None), Outcome(None, failure)
-    ]  # fmt: skip
+    outcomes = [Outcome(ByServer.of({0: 5}), None), Outcome(None, None), Outcome(None, failure)]
     found = merge_outcomes({0, 2}, outcomes)
     assert (found.producers, found.failed, found.failure) == ({0: ByServer.of({0: 5})}, 2, failure)
     assert merge_outcomes({0}, outcomes[:2]).failed is None

@@ -138,10 +138,15 @@ def test_books_of_another_class_are_told_by_their_bounds() -> None:
 def _options(**how: Any) -> RemoteDistSamplingWorkerOptions:
     return RemoteDistSamplingWorkerOptions(
         **{
-            "server_rank": [0], "num_workers": 2, "worker_concurrency": 3, "worker_key": None,
-            "master_addr": "10.0.0.1", "master_port": 7, **how,
+            "server_rank": [0],
+            "num_workers": 2,
+            "worker_concurrency": 3,
+            "worker_key": None,
+            "master_addr": "10.0.0.1",
+            "master_port": 7,
+            **how,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("prefetch", [1, 6, 50])
@@ -174,9 +179,17 @@ def test_samplers_are_a_path_or_a_fanout() -> None:
 
 def test_a_sampling_type_that_there_is_not_is_refused() -> None:
     message = calls.SamplingConfigMessage(
-        sampling_type="NODES", num_neighbors=[1], batch_size=1, shuffle=False, drop_last=False,
-        with_edge=False, collect_features=True, with_neg=False, with_weight=False, edge_dir="in",
+        sampling_type="NODES",
+        num_neighbors=[1],
+        batch_size=1,
+        shuffle=False,
+        drop_last=False,
+        with_edge=False,
+        collect_features=True,
+        with_neg=False,
+        with_weight=False,
+        edge_dir="in",
         seed=None,
-    )  # fmt: skip
+    )
     with pytest.raises(ProtocolError, match="there is no sampling type 'NODES'"):
         _ = message.result

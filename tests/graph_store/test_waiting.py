@@ -39,9 +39,15 @@ def _server_0(num_servers, port=0, security=SECURITY, **how):
 
 def _join(port, timeout_s, num_servers=2, rank=1, world_size=2, security=SECURITY):
     return Cluster.join(
-        HOST, port, job_name="train", rank=rank, world_size=world_size, num_servers=num_servers,
-        security=security, timeout_s=timeout_s,
-    )  # fmt: skip
+        HOST,
+        port,
+        job_name="train",
+        rank=rank,
+        world_size=world_size,
+        num_servers=num_servers,
+        security=security,
+        timeout_s=timeout_s,
+    )
 
 
 @pytest.mark.usefixtures("talkative")
@@ -60,8 +66,9 @@ def test_a_server_that_does_not_answer(caplog):
     assert re.fullmatch(
         rf"compute process 1 has waited \d+ s for storage server 0 at 127\.0\.0\.1:{port} "
         r"\(nothing listens there: it loads, was not started, or has served its jobs\); it "
-        "gives up after 1 s", lines[0],
-    )  # fmt: skip
+        "gives up after 1 s",
+        lines[0],
+    )
 
 
 @pytest.mark.usefixtures("talkative")

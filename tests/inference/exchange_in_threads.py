@@ -34,11 +34,7 @@ class ThreadExchange:
         return found
 
     def swap_values(
-        self,
-        rows: Tensor,
-        send: Sequence[int],
-        receive: Sequence[int],
-        out: Tensor | None = None,
+        self, rows: Tensor, send: Sequence[int], receive: Sequence[int], out: Tensor | None = None
     ) -> Tensor:
         assert sum(send) == len(rows)
         # what is sent is a copy: its owner may write to the memory before all have read it here

@@ -91,8 +91,10 @@ def _model(name: str, **options: Any) -> Callable[[], torch.nn.Module]:
 
 DEGREES = torch.bincount(torch.bincount(graph().edge_index[1], minlength=60))
 PNA = {
-    "aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"], "deg": DEGREES,
-}  # fmt: skip
+    "aggregators": ["mean", "max", "std"],
+    "scalers": ["identity", "amplification"],
+    "deg": DEGREES,
+}
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "SAGE": _model("GraphSAGE"),
@@ -131,23 +133,13 @@ WITH_EDGES: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
         ),
         "attr",
     ),
-    "NN": (
-        lambda: Stack(
-            pyg.NNConv(WIDTH, OUT, torch.nn.Linear(EDGE_WIDTH, WIDTH * OUT))
-        ),
-        "attr",
-    ),
+    "NN": (lambda: Stack(pyg.NNConv(WIDTH, OUT, torch.nn.Linear(EDGE_WIDTH, WIDTH * OUT))), "attr"),
     "CG": (lambda: Stack(pyg.CGConv(WIDTH, EDGE_WIDTH)), "attr"),
-    "Transformer": (
-        lambda: Stack(pyg.TransformerConv(WIDTH, OUT, edge_dim=EDGE_WIDTH)),
-        "attr",
-    ),
-    "GCN": (
-        lambda: Stack(pyg.GCNConv(WIDTH, 8), pyg.GCNConv(8, OUT)), "weight"
-    ),
+    "Transformer": (lambda: Stack(pyg.TransformerConv(WIDTH, OUT, edge_dim=EDGE_WIDTH)), "attr"),
+    "GCN": (lambda: Stack(pyg.GCNConv(WIDTH, 8), pyg.GCNConv(8, OUT)), "weight"),
     "Graph": (lambda: Stack(pyg.GraphConv(WIDTH, OUT)), "weight"),
     "TAG": (lambda: Stack(pyg.TAGConv(WIDTH, OUT)), "weight"),
-}  # fmt: skip
+}
 
 
 class ByType(torch.nn.Module):
@@ -159,11 +151,13 @@ class ByType(torch.nn.Module):
         self.out = torch.nn.Linear(8, OUT)
 
     def _layer(self, width: int) -> pyg.HeteroConv:
-        return pyg.HeteroConv({
-            TYPES[0]: pyg.SAGEConv((width, width), 8),
-            TYPES[1]: pyg.GATConv((width, width), 8, add_self_loops=False),
-            TYPES[2]: pyg.GCNConv(width, 8),
-        })  # fmt: skip
+        return pyg.HeteroConv(
+            {
+                TYPES[0]: pyg.SAGEConv((width, width), 8),
+                TYPES[1]: pyg.GATConv((width, width), 8, add_self_loops=False),
+                TYPES[2]: pyg.GCNConv(width, 8),
+            }
+        )
 
     def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> dict[str, Tensor]:
         for layer in self.layers:
@@ -267,10 +261,7 @@ def same_as_one_process(rank: int, world: int) -> None:
     for name, make in MODELS.items():
         _compare(name, make, data, dataset, lambda d: (d.x, d.edge_index))
     for name, (make, kind) in WITH_EDGES.items():
-        _compare(
-            f"{name} with edges", make, data, dataset,
-            partial(_with_edges, f"edge_{kind}"),
-        )  # fmt: skip
+        _compare(f"{name} with edges", make, data, dataset, partial(_with_edges, f"edge_{kind}"))
 
 
 def same_by_type(rank: int, world: int) -> None:
@@ -281,9 +272,23 @@ def same_by_type(rank: int, world: int) -> None:
 
 
 SUMS = (
-    "SAGE", "SAGE, jumping knowledge, batch norm", "GCN", "GCN, improved", "GCN, no loops", "GAT",
-    "GIN", "Graph", "ResGatedGraph", "APPNP", "SG", "TAG", "LG", "GatedGraph", "FiLM", "Simple",
-)  # fmt: skip
+    "SAGE",
+    "SAGE, jumping knowledge, batch norm",
+    "GCN",
+    "GCN, improved",
+    "GCN, no loops",
+    "GAT",
+    "GIN",
+    "Graph",
+    "ResGatedGraph",
+    "APPNP",
+    "SG",
+    "TAG",
+    "LG",
+    "GatedGraph",
+    "FiLM",
+    "Simple",
+)
 """Models that aggregate the rows of one rank at a time."""
 
 

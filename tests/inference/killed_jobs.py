@@ -49,9 +49,13 @@ def infer_on(rank: int, world: int, folder: Path, fits: bool) -> None:
         kind = pytest.raises(ConfigError if rank < 2 else PeerError, match=words)
     with kind:
         full_graph_inference(
-            typed_layers.layers(), dataset, out=folder, batch_size=6, edge_weight=True,
+            typed_layers.layers(),
+            dataset,
+            out=folder,
+            batch_size=6,
+            edge_weight=True,
             edge_attr=True,
-        )  # fmt: skip
+        )
     dist.barrier()  # the group is in step
 
 
@@ -63,9 +67,14 @@ def infer(rank: int, world: int, folder: Path, victim: int, moment: int) -> None
     sys.settrace(moments)
     with contextlib.suppress(PeerError):
         full_graph_inference(
-            model, dataset, out=folder, batch_size=6, format="parquet", edge_weight=True,
+            model,
+            dataset,
+            out=folder,
+            batch_size=6,
+            format="parquet",
+            edge_weight=True,
             edge_attr=True,
-        )  # fmt: skip
+        )
     sys.settrace(None)
     (folder / f"moments-{rank}").write_text(str(moments.count))
     end_at_once()

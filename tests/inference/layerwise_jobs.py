@@ -21,9 +21,17 @@ from gigl_loader.inference.results import Results
 
 WIDTH, OUT = full_jobs.WIDTH, full_jobs.OUT
 NAMES = (
-    "SAGE", "SAGE, max", "GCN", "GCN, improved", "GCN, no loops", "GAT", "GATv2", "GIN", "PNA",
+    "SAGE",
+    "SAGE, max",
+    "GCN",
+    "GCN, improved",
+    "GCN, no loops",
+    "GAT",
+    "GATv2",
+    "GIN",
+    "PNA",
     "EdgeCNN",
-)  # fmt: skip
+)
 
 
 def make(name: str) -> Any:
@@ -72,9 +80,11 @@ def _same_in_files(rank: int, world: int, dataset: Any, folder: Path) -> None:
 def a_rank_without_nodes(rank: int, world: int, folder: Path) -> None:
     data = full_jobs.graph()
     dataset = full_jobs.DistDataset.from_pyg(
-        data, partition_book=torch.zeros(60, dtype=torch.int64), partition_idx=rank,
+        data,
+        partition_book=torch.zeros(60, dtype=torch.int64),
+        partition_idx=rank,
         num_partitions=world,
-    )  # fmt: skip
+    )
     model = make("GCN")
     for _ in range(2):  # the second time all is there
         found: Any = full_graph_inference(model, dataset, out=folder, batch_size=16)

@@ -32,16 +32,15 @@ def test_chunks_are_all_edges_and_rows_whatever_others_have_done(
     scale = torch.arange(40.0)
 
     def job(exchange: ThreadExchange) -> list[Any]:
-        graph: Any = PartitionGraph(
-            full_jobs.partition(data, exchange.rank, world),
-            exchange,
-        )
+        graph: Any = PartitionGraph(full_jobs.partition(data, exchange.rank, world), exchange)
         reader = ChunkReader(graph, NODE, exchange, batch_size)
         norm = Norm(EDGE, False, 1.0, False)
         reads = LayerInputs(
-            graph.features(), weight=True, attr=True,
+            graph.features(),
+            weight=True,
+            attr=True,
             degrees={norm: OwnedRows(scale[reader.own_ids])},
-        )  # fmt: skip
+        )
         found = []
         for chunk in reader.read(reads, done[exchange.rank]):
             ids, edges = chunk.n_id[NODE], chunk.edges[EDGE]
@@ -73,10 +72,7 @@ def test_only_types_that_have_rows_are_read() -> None:
     data = typed_layers.graph()
 
     def job(exchange: ThreadExchange) -> None:
-        graph: Any = PartitionGraph(
-            typed_layers.partition(data, exchange.rank, 2),
-            exchange,
-        )
+        graph: Any = PartitionGraph(typed_layers.partition(data, exchange.rank, 2), exchange)
         reader = ChunkReader(graph, "user", exchange, 7)
         rows = graph.features()
         for chunk in reader.read(LayerInputs(rows), set()):
@@ -105,10 +101,7 @@ def test_an_error_of_reading_comes_where_the_chunk_is_asked_for() -> None:
             return super().part(*args)
 
     def job(exchange: ThreadExchange) -> int:
-        graph: Any = PartitionGraph(
-            full_jobs.partition(data, 0, 1),
-            exchange,
-        )
+        graph: Any = PartitionGraph(full_jobs.partition(data, 0, 1), exchange)
         reader = ChunkReader(graph, NODE, exchange, 10)
         chunks = reader.read(LayerInputs({NODE: Broken(data.x)}), set())
         next(chunks)

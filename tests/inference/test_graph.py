@@ -22,13 +22,7 @@ CPU = torch.device("cpu")
 def _graphs(partition: Any, world: int, nodes: Any = None, layers: int = 0) -> list[LocalGraph]:
     def job(exchange: ThreadExchange) -> LocalGraph:
         some = nodes(exchange.rank) if callable(nodes) else nodes
-        return local_graph(
-            partition(exchange.rank),
-            exchange,
-            CPU,
-            some,
-            layers,
-        )
+        return local_graph(partition(exchange.rank), exchange, CPU, some, layers)
 
     return run_threads(world, job)
 
@@ -142,8 +136,6 @@ def test_nodes_that_are_not_there_are_refused(typed: bool, nodes: Any, text: str
 
 def test_types_that_are_not_named_are_not_wanted() -> None:
     wanted: dict[str, Tensor] = {"item": torch.tensor([3, 1])}
-    (graph,) = _graphs(
-        lambda rank: typed_layers.partition(typed_layers.graph(), 0, 1), 1, wanted
-    )  # fmt: skip
+    (graph,) = _graphs(lambda rank: typed_layers.partition(typed_layers.graph(), 0, 1), 1, wanted)
     assert graph.data["user"].out_index.tolist() == []
     assert graph.data["item"].out_index.tolist() == [1, 3]

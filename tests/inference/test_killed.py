@@ -24,9 +24,8 @@ def _run(tmp_path: Path, name: str, out: Path, victim: int, moment: int) -> None
     group = tmp_path / name
     group.mkdir()
     run_ranks(
-        killed_jobs.infer, out, victim, moment, world_size=WORLD, tmp_path=group,
-        may_die=[victim],
-    )  # fmt: skip
+        killed_jobs.infer, out, victim, moment, world_size=WORLD, tmp_path=group, may_die=[victim]
+    )
 
 
 @pytest.mark.multiprocess

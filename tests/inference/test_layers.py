@@ -47,15 +47,18 @@ def _over_chunks(layer: Any, options: tuple[bool, bool]) -> Tensor:
 @pytest.mark.parametrize(
     ("conv", "options"),
     [
-        (pyg.SAGEConv(WIDTH, OUT), NOTHING), (pyg.SAGEConv(WIDTH, OUT, aggr="max"), NOTHING),
-        (pyg.GINConv(torch.nn.Linear(WIDTH, OUT)), NOTHING), (pyg.GCNConv(WIDTH, OUT), NOTHING),
+        (pyg.SAGEConv(WIDTH, OUT), NOTHING),
+        (pyg.SAGEConv(WIDTH, OUT, aggr="max"), NOTHING),
+        (pyg.GINConv(torch.nn.Linear(WIDTH, OUT)), NOTHING),
+        (pyg.GCNConv(WIDTH, OUT), NOTHING),
         (pyg.GCNConv(WIDTH, OUT, improved=True), (True, False)),
-        (pyg.GraphConv(WIDTH, OUT), (True, False)), (pyg.LGConv(), (True, False)),
+        (pyg.GraphConv(WIDTH, OUT), (True, False)),
+        (pyg.LGConv(), (True, False)),
         (pyg.GATConv(WIDTH, OUT, edge_dim=full_jobs.EDGE_WIDTH), (False, True)),
         (pyg.TransformerConv(WIDTH, OUT), NOTHING),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_layer_of_pyg_in_chunks(conv: Any, options: tuple[bool, bool]) -> None:
     conv.eval()
     extra = {"edge_weight": DATA.edge_weight} if options[0] else {}

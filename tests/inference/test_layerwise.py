@@ -42,9 +42,12 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
         group = tmp_path / job
         group.mkdir()
         run_ranks(
-            getattr(layerwise_jobs, job), tmp_path / "out", world_size=2, tmp_path=group,
+            getattr(layerwise_jobs, job),
+            tmp_path / "out",
+            world_size=2,
+            tmp_path=group,
             may_die=may_die,
-        )  # fmt: skip
+        )
 
 
 def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -100,11 +103,7 @@ def test_a_list_of_functions() -> None:
         (full_jobs.ByType(), {}, "ByType is no BasicGNN .* full_graph"),
         (pyg.GraphSAGE(WIDTH, 4, 2, jk="cat").eval(), {}, "jk='cat' .* full_graph"),
         (pyg.GCN(WIDTH, 4, 2, cached=True).eval(), {}, "cached=True"),
-        (
-            _Skipping(WIDTH, OUT, 2).eval(),
-            {},
-            r"_Skipping has a forward\(\) of its own",
-        ),
+        (_Skipping(WIDTH, OUT, 2).eval(), {}, r"_Skipping has a forward\(\) of its own"),
         ([], {}, "a list of callables"),
         ([lambda x, e, n: x], {}, r"layer 0 returned \(60, 6\) for 50 destinations"),
         ([lambda x, e, n: x[:n].bfloat16()], {}, "bfloat16: choose dtype"),
@@ -153,8 +152,9 @@ def test_an_output_is_copied_while_the_next_chunk_is_computed(
     assert came == sorted(came)
     assert len(came) > 4
     assert log[:4] == (
-        ["computed", "computed", "came 0", "computed"] if late else
-        ["computed", "came 0", "computed", "came 1"]
-    )  # fmt: skip
+        ["computed", "computed", "came 0", "computed"]
+        if late
+        else ["computed", "came 0", "computed", "came 1"]
+    )
     # the end of a layer waits for its last chunk
     assert all(begun < end for begun, end in zip(computed, came, strict=True))

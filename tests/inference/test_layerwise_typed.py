@@ -52,18 +52,26 @@ def _same_typed(parts: list[Any], wanted: dict[str, torch.Tensor]) -> None:
 @example(2, 857, 1, 1, 2, 1)  # one rank has all edge features, and the other one none
 @settings(max_examples=examples(15), deadline=None)
 @given(
-    st.integers(1, 3), st.integers(0, 1000), st.integers(1, 40), st.integers(1, 30),
-    st.integers(0, 150), st.integers(1, 50),
-)  # fmt: skip
+    st.integers(1, 3),
+    st.integers(0, 1000),
+    st.integers(1, 40),
+    st.integers(1, 30),
+    st.integers(0, 150),
+    st.integers(1, 50),
+)
 def test_types_weights_and_features_of_edges(
     world: int, seed: int, users: int, items: int, edges: int, batch_size: int
 ) -> None:
     data = typed_layers.graph(seed, users, items, edges)
     model = typed_layers.layers()
     parts = _on_threads(
-        model, world, lambda rank, size: typed_layers.partition(data, rank, size, seed),
-        batch_size=batch_size, edge_weight=True, edge_attr=True,
-    )  # fmt: skip
+        model,
+        world,
+        lambda rank, size: typed_layers.partition(data, rank, size, seed),
+        batch_size=batch_size,
+        edge_weight=True,
+        edge_attr=True,
+    )
     _same_typed(parts, typed_layers.in_one_process(model, data))
 
 
@@ -75,13 +83,17 @@ MODELS = {
     "GAT": (lambda: pyg.GAT(WIDTH, 8, 2, OUT, heads=2, edge_dim=EDGE_WIDTH), "attr"),
     "PNA": (lambda: pyg.PNA(WIDTH, 8, 2, OUT, edge_dim=EDGE_WIDTH, **full_jobs.PNA), "attr"),
     "layers of PyG": (
-        lambda: [pyg.GraphConv(WIDTH, 8), pyg.TAGConv(8, 8, K=1), pyg.GraphConv(8, OUT)], "weight"
+        lambda: [pyg.GraphConv(WIDTH, 8), pyg.TAGConv(8, 8, K=1), pyg.GraphConv(8, OUT)],
+        "weight",
     ),
     "layers with features": (
-        lambda: [pyg.GINEConv(full_jobs.mlp(WIDTH, 8), edge_dim=EDGE_WIDTH),
-                 pyg.TransformerConv(8, OUT, edge_dim=EDGE_WIDTH)], "attr"
+        lambda: [
+            pyg.GINEConv(full_jobs.mlp(WIDTH, 8), edge_dim=EDGE_WIDTH),
+            pyg.TransformerConv(8, OUT, edge_dim=EDGE_WIDTH),
+        ],
+        "attr",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -97,9 +109,12 @@ def test_weights_and_features_of_a_homogeneous_graph(name: str) -> None:
             wanted = layer(wanted, GRAPH.edge_index, **{key: GRAPH[key]})
     for world in (1, 2, 3):
         parts = _on_threads(
-            model, world, lambda rank, size: full_jobs.partition(GRAPH, rank, size),
-            batch_size=9, **{key: True},
-        )  # fmt: skip
+            model,
+            world,
+            lambda rank, size: full_jobs.partition(GRAPH, rank, size),
+            batch_size=9,
+            **{key: True},
+        )
         torch.testing.assert_close(_whole(parts, 60), wanted, rtol=1e-5, atol=1e-5)
 
 

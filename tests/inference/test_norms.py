@@ -15,9 +15,11 @@ from gigl_loader.inference.local_graph import Level, local_graph
 from gigl_loader.inference.modules import Norm, WholeGraphNorms
 
 WAYS = [
-    pyg.GCNConv(6, 2), pyg.GCNConv(6, 2, improved=True), pyg.GCNConv(6, 2, add_self_loops=False),
+    pyg.GCNConv(6, 2),
+    pyg.GCNConv(6, 2, improved=True),
+    pyg.GCNConv(6, 2, add_self_loops=False),
     pyg.TAGConv(6, 2),
-]  # fmt: skip
+]
 CPU = torch.device("cpu")
 Triples = list[tuple[int, int, float]]
 
@@ -92,9 +94,11 @@ def test_a_chunk_has_the_weights_of_the_whole(module: Any, weighted: bool) -> No
     number = torch.argsort(order)
     chosen = torch.isin(data.edge_index[1], targets)
     edges, weights = norm.weigh(
-        number[data.edge_index[:, chosen]], None if weight is None else weight[chosen],
-        degrees[order], torch.float32,
-    )  # fmt: skip
+        number[data.edge_index[:, chosen]],
+        None if weight is None else weight[chosen],
+        degrees[order],
+        torch.float32,
+    )
     mine = edges[1] < len(targets)
     found = _triples(order[edges[0, mine]], order[edges[1, mine]], weights[mine])
     assert found == [one for one in _wanted(module, weight) if 20 <= one[1] < 40]

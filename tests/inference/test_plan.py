@@ -57,9 +57,12 @@ def test_rows_behind_local_numbers_are_those_of_the_edges(
 
 @settings(max_examples=examples(15), deadline=None)
 @given(
-    st.integers(1, 3), st.integers(0, 999), st.integers(1, 40), st.integers(0, 60),
     st.integers(1, 3),
-)  # fmt: skip
+    st.integers(0, 999),
+    st.integers(1, 40),
+    st.integers(0, 60),
+    st.integers(1, 3),
+)
 def test_narrow_levels_have_what_the_wanted_nodes_depend_on(
     world: int, seed: int, num_nodes: int, num_edges: int, num_layers: int
 ) -> None:

@@ -68,10 +68,12 @@ def test_in_memory_nothing_is_kept_for_later() -> None:
 @pytest.mark.parametrize(
     ("ids", "identity", "named"),
     [
-        (IDS, {"model": "other"}, r"\['model'\]"), (IDS + 1, {}, r"\['ids'\]"),
-        (IDS, {"more": 1}, r"\['more'\]"), (IDS[:3], {"model": "x"}, r"\['ids', 'model'\]"),
+        (IDS, {"model": "other"}, r"\['model'\]"),
+        (IDS + 1, {}, r"\['ids'\]"),
+        (IDS, {"more": 1}, r"\['more'\]"),
+        (IDS[:3], {"model": "x"}, r"\['ids', 'model'\]"),
     ],
-)  # fmt: skip
+)
 def test_another_run_is_refused_before_it_writes(
     ids: torch.Tensor, identity: dict[str, Any], named: str, tmp_path: Path
 ) -> None:

@@ -24,9 +24,7 @@ FLAT = torch.arange(NUM_NODES, dtype=torch.float64) / 7
 @given(st.integers(1, 3), st.booleans(), st.data())
 def test_rows_of_any_nodes_on_any_ranks(world: int, ranges: bool, data: st.DataObject) -> None:
     """Repeats and no nodes too; two calls, so that memory is used again while rows are held."""
-    asked = [
-        data.draw(st.lists(st.integers(0, NUM_NODES - 1), max_size=80)) for _ in range(world)
-    ]  # fmt: skip
+    asked = [data.draw(st.lists(st.integers(0, NUM_NODES - 1), max_size=80)) for _ in range(world)]
 
     def job(exchange: ThreadExchange) -> None:
         if ranges:

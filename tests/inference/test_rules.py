@@ -71,8 +71,10 @@ def test_a_layer_that_no_test_knows_is_named(caplog: pytest.LogCaptureFixture) -
 
 def test_modules_that_tests_compare_pass_without_a_word() -> None:
     assert check_model(pyg.GraphSAGE(4, 8, 3, norm="BatchNorm", dropout=0.5)) == []
-    assert check_model(pyg.PNA(4, 8, 2, aggregators=["mean"], scalers=["identity"],
-                               deg=torch.ones(3))) == []  # fmt: skip
+    assert (
+        check_model(pyg.PNA(4, 8, 2, aggregators=["mean"], scalers=["identity"], deg=torch.ones(3)))
+        == []
+    )
     assert check_model(torch.nn.Sequential(_Own(), _Own())) == ["_Own"], "each class once"
     assert set(NORMALIZED) <= CHECKED
 
@@ -86,13 +88,16 @@ def test_a_class_of_ones_own_is_not_taken_for_one_of_pygs() -> None:
 @pytest.mark.parametrize(
     ("module", "normalized", "loops"),
     [
-        (pyg.GCNConv(2, 2), True, True), (pyg.GCNConv(2, 2, add_self_loops=False), True, False),
+        (pyg.GCNConv(2, 2), True, True),
+        (pyg.GCNConv(2, 2, add_self_loops=False), True, False),
         (pyg.GCNConv(2, 2, normalize=False, add_self_loops=False), False, False),
-        (pyg.SGConv(2, 2), True, True), (pyg.TAGConv(2, 2), True, False),
-        (pyg.TAGConv(2, 2, normalize=False), False, False), (pyg.LGConv(), True, False),
+        (pyg.SGConv(2, 2), True, True),
+        (pyg.TAGConv(2, 2), True, False),
+        (pyg.TAGConv(2, 2, normalize=False), False, False),
+        (pyg.LGConv(), True, False),
         (pyg.SAGEConv(2, 2), False, None),
     ],
-)  # fmt: skip
+)
 def test_which_layers_weigh_edges_by_degrees(
     module: Any, normalized: bool, loops: bool | None
 ) -> None:

@@ -118,10 +118,11 @@ class _Store:
         positions = [(DATA.edge_index[1] == node).nonzero().view(-1) for node in ids.tolist()]
         chosen = torch.cat([torch.empty(0, dtype=torch.int64), *positions])
         return SimpleNamespace(
-            sources=DATA.edge_index[0, chosen], counts=torch.tensor([len(p) for p in positions]),
+            sources=DATA.edge_index[0, chosen],
+            counts=torch.tensor([len(p) for p in positions]),
             weights=DATA.edge_weight[chosen] if weights else None,
             edge_ids=chosen if edge_ids and self._with_edge_ids else None,
-        )  # fmt: skip
+        )
 
     def rows(self, kind: str, name: Any, ids: Tensor) -> Tensor:
         return {"edge_features": DATA.edge_attr, "node_features": DATA.x}[kind][ids]

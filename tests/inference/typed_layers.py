@@ -47,11 +47,13 @@ def partition(data: HeteroData, rank: int, world: int, seed: int = 0) -> DistDat
 
 
 def conv(width: int) -> pyg.HeteroConv:
-    return pyg.HeteroConv({
-        BUYS: pyg.SAGEConv((width, width), HIDDEN),
-        BOUGHT: pyg.GATConv((width, width), HIDDEN, edge_dim=EDGE_WIDTH, add_self_loops=False),
-        KNOWS: pyg.GCNConv(width, HIDDEN, improved=True),
-    })  # fmt: skip
+    return pyg.HeteroConv(
+        {
+            BUYS: pyg.SAGEConv((width, width), HIDDEN),
+            BOUGHT: pyg.GATConv((width, width), HIDDEN, edge_dim=EDGE_WIDTH, add_self_loops=False),
+            KNOWS: pyg.GCNConv(width, HIDDEN, improved=True),
+        }
+    )
 
 
 class Block(torch.nn.Module):

@@ -81,9 +81,12 @@ def partition(rank: int, count: int, typed: bool, edge_dir: EdgeDir = "in") -> D
     where = {"partition_book": book, "partition_idx": rank} if count > 1 else {}
     supervised = (pairs(), pairs().roll(3, 1))
     return DistDataset.from_pyg(
-        graph(typed), edge_dir=edge_dir, time_attr="time",
-        supervision={RELATIONS[0]: supervised} if typed else supervised, **where,
-    )  # fmt: skip
+        graph(typed),
+        edge_dir=edge_dir,
+        time_attr="time",
+        supervision={RELATIONS[0]: supervised} if typed else supervised,
+        **where,
+    )
 
 
 def write_partitions(folder: Path) -> None:
@@ -91,9 +94,14 @@ def write_partitions(folder: Path) -> None:
     supervised = (pairs(), pairs().roll(3, 1))
     for typed, edge_dir in itertools.product((False, True), get_args(EdgeDir)):
         partition_graph(
-            graph(typed), 2, folder / f"{typed} {edge_dir}", edge_dir=edge_dir, time_attr="time",
-            supervision={RELATIONS[0]: supervised} if typed else supervised, progress=False,
-        )  # fmt: skip
+            graph(typed),
+            2,
+            folder / f"{typed} {edge_dir}",
+            edge_dir=edge_dir,
+            time_attr="time",
+            supervision={RELATIONS[0]: supervised} if typed else supervised,
+            progress=False,
+        )
 
 
 def stored_partition(
@@ -193,11 +201,12 @@ CASES: dict[str, Case] = {
     "typed anchors": Case(kind=DistABLPLoader, typed=True),
     "nodes, in groups": Case(how={**IN_GROUPS, "seed_groups": "time"}),
     "typed links, in groups": Case(
-        kind=DistLinkNeighborLoader, typed=True,
+        kind=DistLinkNeighborLoader,
+        typed=True,
         how={**IN_GROUPS, "seed_groups": {"user": torch.arange(NODES) * 5 % 13}},
     ),
     "anchors, in groups": Case(kind=DistABLPLoader, how={**IN_GROUPS, "seed_groups": "time"}),
-}  # fmt: skip
+}
 
 
 def digests(loader: BaseDistLoader, rank: int = 0, world_size: int = 1) -> Digests:
@@ -239,9 +248,13 @@ def read(folder: Path, name: str) -> str:
 
 
 def of_a_rank(
-    rank: int, size: int, folder: Path, names: list[str], how: dict[str, Any],
+    rank: int,
+    size: int,
+    folder: Path,
+    names: list[str],
+    how: dict[str, Any],
     stored: Path | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run cases on one of several ranks, each with a partition of its own.
 
     ``stored``: where `write_partitions` wrote them; each rank then has all edges.

@@ -19,8 +19,10 @@ from gigl_loader.graph_store import shutdown_compute_process
 from gigl_loader.testing import Footprint, batch_digest, wait_until
 
 GRAPH = world_jobs.GRAPH
-OURS = "import os; n = [os.path.realpath(f'/proc/self/fd/{i}') for i in range(3, 500)]; " \
-    "os._exit(5 if any('gigl_loader.' in one for one in n) else 0)"  # fmt: skip
+OURS = (
+    "import os; n = [os.path.realpath(f'/proc/self/fd/{i}') for i in range(3, 500)]; "
+    "os._exit(5 if any('gigl_loader.' in one for one in n) else 0)"
+)
 """Of a program: whether it has shared memory of this package, which it would keep."""
 
 
@@ -54,9 +56,13 @@ def is_killed(loader: DistNeighborLoader, batches: Iterator[Any]) -> None:
 
 
 CHILDREN: tuple[tuple[Callable[..., None], int], ...] = (
-    (ends_at_once, 0), (ends_as_python_does, 0), (becomes_another_program, 0), (uses_them, 0),
-    (leaves_the_blocks, 0), (is_killed, -signal.SIGKILL),
-)  # fmt: skip
+    (ends_at_once, 0),
+    (ends_as_python_does, 0),
+    (becomes_another_program, 0),
+    (uses_them, 0),
+    (leaves_the_blocks, 0),
+    (is_killed, -signal.SIGKILL),
+)
 
 
 def fork(job: Callable[..., None], *args: Any) -> int:
@@ -94,9 +100,11 @@ def epoch_with_children(make: Callable[[], DistNeighborLoader]) -> None:
         child.join(60)
         assert child.exitcode == 0
         beside = DataLoader(
-            TensorDataset(torch.arange(4)), num_workers=2, multiprocessing_context="fork",
+            TensorDataset(torch.arange(4)),
+            num_workers=2,
+            multiprocessing_context="fork",
             timeout=60,
-        )  # fmt: skip
+        )
         for _ in beside:
             found.append(batch_digest(next(batches)))
         found += map(batch_digest, batches)
@@ -106,9 +114,12 @@ def epoch_with_children(make: Callable[[], DistNeighborLoader]) -> None:
 
 def colocated(rank: int, size: int) -> None:
     common: dict[str, Any] = {
-        "num_neighbors": [3, 2], "input_nodes": torch.arange(60), "batch_size": 2, "seed": 1,
+        "num_neighbors": [3, 2],
+        "input_nodes": torch.arange(60),
+        "batch_size": 2,
+        "seed": 1,
         "shuffle": True,
-    }  # fmt: skip
+    }
     for how in (
         {"dataset": GRAPH.dataset(), "num_workers": 0, "shard": "none"},
         {"dataset": GRAPH.dataset(), "num_workers": 2},

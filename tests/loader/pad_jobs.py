@@ -32,9 +32,7 @@ def of_a_rank(rank: int, size: int, folder: Path, names: list[str], how: dict[st
             digest_cases.write(folder, name, rank, padded_digests(loader, rank, size))
     case = CASES["nodes"]
     with pytest.raises(ConfigError, match='same number of steps: add "larger": "bound"'):
-        case.make(
-            case.partition(rank, size), case.seeds(), pad={"nodes": 60, "edges": 80}, **how
-        )  # fmt: skip
+        case.make(case.partition(rank, size), case.seeds(), pad={"nodes": 60, "edges": 80}, **how)
 
 
 def of_a_client(info: Any, rank: int, folder: Path, names: list[str]) -> None:

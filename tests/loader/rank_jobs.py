@@ -100,9 +100,14 @@ def _with_a_cache(
     ``at_once`` is the digest of `AT_ONCE` without a cache.
     """
     with DistNeighborLoader(
-        dataset, input_nodes=given, num_workers=2, worker_concurrency=2, remote_cache="30%",
-        **COMMON, **how,
-    ) as loader:  # fmt: skip
+        dataset,
+        input_nodes=given,
+        num_workers=2,
+        worker_concurrency=2,
+        remote_cache="30%",
+        **COMMON,
+        **how,
+    ) as loader:
         found = []
         for epoch in (0, 3):
             loader.set_epoch(epoch)
@@ -130,9 +135,14 @@ def _whole_job_with_a_cache(dataset: Any, given: Any, how: dict[str, Any]) -> No
     digests = []
     for cache in (None, "30%"):
         with DistNeighborLoader(
-            dataset, input_nodes=given, num_workers=1, shard="world", remote_cache=cache, **COMMON,
+            dataset,
+            input_nodes=given,
+            num_workers=1,
+            shard="world",
+            remote_cache=cache,
+            **COMMON,
             **how,
-        ) as loader:  # fmt: skip
+        ) as loader:
             digests.append([batch_digest(batch) for batch in loader])
     assert digests[0] == digests[1]
 
@@ -147,9 +157,14 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memor
     for name, (graph, edge_dir, given, how) in CASES.items():
         dataset = graph.partitions(size, edge_dir=edge_dir)[rank]
         with DistNeighborLoader(
-            dataset, input_nodes=given, num_workers=1 + (name == "plain"), worker_concurrency=3,
-            process_start_gap_seconds=None if name == "plain" else 0.05, **COMMON, **how,
-        ) as loader:  # fmt: skip
+            dataset,
+            input_nodes=given,
+            num_workers=1 + (name == "plain"),
+            worker_concurrency=3,
+            process_start_gap_seconds=None if name == "plain" else 0.05,
+            **COMMON,
+            **how,
+        ) as loader:
             found = []
             for epoch in (0, 3):
                 loader.set_epoch(epoch)
@@ -184,8 +199,8 @@ def even_steps(rank: int, size: int) -> None:
     cases: tuple[tuple[EvenRanks | None, int], ...] = (("drop", 2), ("wrap", 3), (None, 3 - rank))
     for even, steps in cases:
         with DistNeighborLoader(
-            dataset, [2], torch.arange(9), batch_size=2, even_ranks=even, seed=1, num_workers=0,
-        ) as loader:  # fmt: skip
+            dataset, [2], torch.arange(9), batch_size=2, even_ranks=even, seed=1, num_workers=0
+        ) as loader:
             for _ in range(2):
                 found = [batch.batch.tolist() for batch in loader]
                 assert len(found) == len(loader) == steps
@@ -269,15 +284,23 @@ def options_that_differ(rank: int, size: int) -> None:
     """Values and ranks are named, whatever the shard."""
     half = torch.arange(60).tensor_split(size)[rank]
     for name, values in {
-        "batch_size": (4, 5), "seed": (1, None), "shuffle": (False, True), "replace": (False, True),
-        "shard": ("machine", "none"), "num_neighbors": ([2], [2, 2]), "even_ranks": (None, "drop"),
+        "batch_size": (4, 5),
+        "seed": (1, None),
+        "shuffle": (False, True),
+        "replace": (False, True),
+        "shard": ("machine", "none"),
+        "num_neighbors": ([2], [2, 2]),
+        "even_ranks": (None, "drop"),
         "with_edge": (None, True),
-    }.items():  # fmt: skip
+    }.items():
         for shard in ("machine", "none"):
             how: dict[str, Any] = {
-                "num_neighbors": [2], "input_nodes": half, "num_workers": 0, "shard": shard,
+                "num_neighbors": [2],
+                "input_nodes": half,
+                "num_workers": 0,
+                "shard": shard,
                 name: values[rank],
-            }  # fmt: skip
+            }
             make = partial(DistNeighborLoader, GRAPH.dataset(), **how)
             words = rf"same {name} on all ranks, got .* on ranks \[0\]; .* on ranks \[1\]"
             with pytest.raises(ConfigError, match=words):
@@ -296,9 +319,7 @@ def an_input_that_is_refused_on_one_rank(rank: int, size: int) -> None:
 
 
 def _one_seed(even_ranks: EvenRanks) -> DistNeighborLoader:
-    return DistNeighborLoader(
-        GRAPH.dataset(), [2], torch.arange(1), seed=1, even_ranks=even_ranks,
-    )  # fmt: skip
+    return DistNeighborLoader(GRAPH.dataset(), [2], torch.arange(1), seed=1, even_ranks=even_ranks)
 
 
 def _spoilt(member: Any) -> Any:
@@ -333,11 +354,7 @@ def partitions_here_and_there(rank: int, size: int) -> None:
         graph.dataset(edge_dir=edge_dir),
     ):
         with DistNeighborLoader(
-            dataset,
-            input_nodes=given,
-            num_workers=2,
-            **COMMON,
-            **how,
+            dataset, input_nodes=given, num_workers=2, **COMMON, **how
         ) as loader:
             found.append(list(loader))
             asked = loader.stats()["partitions_over_tcp"]
@@ -396,8 +413,8 @@ def _caches(loader: DistNeighborLoader) -> list[int]:
 def a_partition_in_the_same_memory_outlives_its_workers(rank: int, size: int) -> None:
     """No worker is asked for what lies in this machine's memory, and none is waited for."""
     with DistNeighborLoader(
-        GRAPH.partitions(size)[rank], [3, 2], torch.arange(60), batch_size=4, seed=1,
-    ) as loader:  # fmt: skip
+        GRAPH.partitions(size)[rank], [3, 2], torch.arange(60), batch_size=4, seed=1
+    ) as loader:
         assert len(list(loader)) == len(loader)
         dist.barrier()
         if rank == 1:
@@ -463,9 +480,13 @@ def _big_loader(rank: int, size: int, **how) -> DistNeighborLoader:
     """Return a loader whose workers ask each other, as those of two machines do."""
     os.environ[SAME_MEMORY_VARIABLE] = "0"
     return DistNeighborLoader(
-        _big_partition(rank, size), [5, 5], torch.arange(600).repeat(20),
-        batch_size=2, seed=2, **how,
-    )  # fmt: skip
+        _big_partition(rank, size),
+        [5, 5],
+        torch.arange(600).repeat(20),
+        batch_size=2,
+        seed=2,
+        **how,
+    )
 
 
 def _note_processes(folder: Path, rank: int) -> None:
@@ -549,8 +570,11 @@ def _has_made_up(loader: DistNeighborLoader) -> bool:
 
 def _check_same_tensors(found: list, expected: list) -> None:
     for one, other in zip(found, expected, strict=True):
-        assert all(torch.equal(value, other[name]) for name, value in one.items()
-                   if isinstance(value, torch.Tensor))  # fmt: skip
+        assert all(
+            torch.equal(value, other[name])
+            for name, value in one.items()
+            if isinstance(value, torch.Tensor)
+        )
 
 
 def a_peer_worker_is_stopped(rank: int, size: int) -> None:
@@ -660,9 +684,13 @@ def ranks_of_two_machines(rank: int, size: int, folder: Path) -> None:
     }.items():
         set_security(**security)
         with DistNeighborLoader(
-            graph.partitions(size, edge_dir=edge_dir)[rank], input_nodes=given, num_workers=1,
-            process_start_gap_seconds=None, **COMMON, **how,
-        ) as loader:  # fmt: skip
+            graph.partitions(size, edge_dir=edge_dir)[rank],
+            input_nodes=given,
+            num_workers=1,
+            process_start_gap_seconds=None,
+            **COMMON,
+            **how,
+        ) as loader:
             found = [batch_tensors(batch) for batch in loader]
             assert loader.stats()["partitions_over_tcp"] == size - 1
         torch.save(found, folder / f"{name}{rank}.pt")
@@ -672,9 +700,10 @@ def ranks_of_two_machines(rank: int, size: int, folder: Path) -> None:
 def set_security(**settings: str) -> None:
     """Set the environment's security to these and nothing else."""
     names = {
-        "token": "GIGL_LOADER_CLUSTER_TOKEN", "tls_dir": "GIGL_LOADER_TLS_DIR",
+        "token": "GIGL_LOADER_CLUSTER_TOKEN",
+        "tls_dir": "GIGL_LOADER_TLS_DIR",
         "insecure": "GIGL_LOADER_INSECURE",
-    }  # fmt: skip
+    }
     for setting, name in names.items():
         os.environ.pop(name, None)
         if setting in settings:
@@ -693,19 +722,32 @@ def a_bind_that_fails(rank: int, size: int) -> None:
 def _producer(dataset: Any) -> DistSamplingProducer:
     rank, size = dist.get_rank(), dist.get_world_size()
     BaseDistLoader.initialize_colocated_sampling_worker(
-        local_rank=rank, local_world_size=size, node_rank=0, node_world_size=1,
-        master_ip_address="127.0.0.1", device=torch.device("cpu"), num_cpu_threads=None,
-    )  # fmt: skip
+        local_rank=rank,
+        local_world_size=size,
+        node_rank=0,
+        node_world_size=1,
+        master_ip_address="127.0.0.1",
+        device=torch.device("cpu"),
+        num_cpu_threads=None,
+    )
     options = BaseDistLoader.create_colocated_worker_options(
-        dataset_num_partitions=size, num_workers=1, worker_concurrency=1,
-        master_ip_address="127.0.0.1", master_port=1, channel_size="1MB", pin_memory=False,
-    )  # fmt: skip
+        dataset_num_partitions=size,
+        num_workers=1,
+        worker_concurrency=1,
+        master_ip_address="127.0.0.1",
+        master_port=1,
+        channel_size="1MB",
+        pin_memory=False,
+    )
     config = BaseDistLoader.create_sampling_config([2], dataset.schema, 4, seed=1)
     return DistSamplingProducer(
-        dataset, NodeSamplerInput(torch.arange(8)), config, options,
+        dataset,
+        NodeSamplerInput(torch.arange(8)),
+        config,
+        options,
         BaseDistLoader.create_colocated_channel(options),
         source_options=SourceOptions(seed=1, timeout_s=60.0),
-    )  # fmt: skip
+    )
 
 
 def faults_that_leave_the_ranks_alive(rank: int, size: int, folder: Path) -> None:

@@ -23,11 +23,17 @@ def ranks(rank: int, size: int) -> None:
         {"exchange": "collective", "dataset": GRAPH.partitions(size)[rank]},
     ):
         goes_on(
-            rank, lambda how=how, **more: DistNeighborLoader(
-                num_neighbors=[3, 2], input_nodes=torch.arange(57), batch_size=4, shuffle=True,
-                even_ranks="wrap", **how, **more,
+            rank,
+            lambda how=how, **more: DistNeighborLoader(
+                num_neighbors=[3, 2],
+                input_nodes=torch.arange(57),
+                batch_size=4,
+                shuffle=True,
+                even_ranks="wrap",
+                **how,
+                **more,
             ),
-        )  # fmt: skip
+        )
 
 
 def goes_on(rank: int, make: Callable[..., DistNeighborLoader]) -> None:

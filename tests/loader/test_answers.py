@@ -43,15 +43,21 @@ def _swapped() -> Any:
         (lambda: DistNeighborLoader("graph", [2]), r"got str; DistDataset.load\(path, partition"),
         (lambda: DistNeighborLoader(Path("g"), [2]), r"DistDataset.load\(path, partition_idx\)"),
         (lambda: DistDataset.from_pyg(FakeDataset(num_graphs=1)), r"give one, dataset\[0\]"),
-        (lambda: full_graph(GRAPH.dataset(), GraphSAGE(2, 4, 1)).__enter__(),
-         "got DistDataset: the model comes first"),
-        (lambda: DistNeighborLoader(TYPED.dataset(), {TYPES[::-1]: [2]}, ("user", [1])),
-         r"is none of them, did you mean .*; it lacks .*; a list in place of the dict"),
-        (lambda: DistNeighborLoader(TYPED.dataset(), NO_TYPE, ("user", [1])),
-         r"'buys' is no edge type \(source, relation, destination\)"),
+        (
+            lambda: full_graph(GRAPH.dataset(), GraphSAGE(2, 4, 1)).__enter__(),
+            "got DistDataset: the model comes first",
+        ),
+        (
+            lambda: DistNeighborLoader(TYPED.dataset(), {TYPES[::-1]: [2]}, ("user", [1])),
+            r"is none of them, did you mean .*; it lacks .*; a list in place of the dict",
+        ),
+        (
+            lambda: DistNeighborLoader(TYPED.dataset(), NO_TYPE, ("user", [1])),
+            r"'buys' is no edge type \(source, relation, destination\)",
+        ),
         (_swapped, r"of 'user' are in \[0, 5\); are its rows swapped\? 'user' is row 0"),
     ],
-)  # fmt: skip
+)
 def test_an_answer_says_what_to_do(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()

@@ -98,8 +98,10 @@ def test_workers_and_this_process_give_the_same_beside_an_epoch() -> None:
         index = [7, 0, 7, 49, *range(20)]  # more than a batch of the epoch, and repeats
         batch = workers(index)
         for other in (
-            here(index), here.collate(torch.tensor(index)), workers(np.array(index, np.int32)),
-        ):  # fmt: skip
+            here(index),
+            here.collate(torch.tensor(index)),
+            workers(np.array(index, np.int32)),
+        ):
             check_same_batches([batch], [other])
         assert batch.batch.tolist() == seeds[index].tolist()
         assert batch.input_id.tolist() == index

@@ -45,9 +45,15 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def loader(data: Data, notes: Path) -> Iterator[DistNeighborLoader]:
     with DistNeighborLoader(
-        DistDataset.from_pyg(data), [3, 2], SEEDS, batch_size=8, num_workers=2, shuffle=True,
-        seed=3, worker_init_fn=partial(leave_a_note, notes),
-    ) as one:  # fmt: skip
+        DistDataset.from_pyg(data),
+        [3, 2],
+        SEEDS,
+        batch_size=8,
+        num_workers=2,
+        shuffle=True,
+        seed=3,
+        worker_init_fn=partial(leave_a_note, notes),
+    ) as one:
         yield one
 
 
@@ -81,9 +87,15 @@ def test_tqdm_shows_a_total(loader: DistNeighborLoader) -> None:
 def test_the_state_says_what_the_loader_was_built_with(loader: DistNeighborLoader) -> None:
     state = loader.state_dict()
     expected = {
-        "num_seeds": 50, "batch_size": 8, "num_batches": 7, "shuffle": True, "drop_last": False,
-        "rank": 0, "world_size": 1, "seed": 3,
-    }  # fmt: skip
+        "num_seeds": 50,
+        "batch_size": 8,
+        "num_batches": 7,
+        "shuffle": True,
+        "drop_last": False,
+        "rank": 0,
+        "world_size": 1,
+        "seed": 3,
+    }
     assert {name: state[name] for name in expected} == expected
     for name, value in expected.items():
         with pytest.raises(ConfigError, match=rf"saved -> now\) {name}: .* -> {value}:"):
@@ -96,9 +108,7 @@ def test_the_state_of_as_many_other_seeds_is_refused(loader: DistNeighborLoader)
     state = loader.state_dict()
     seeds = loader.input_data.node
     for other in (seeds.flip(0), seeds.clone().index_fill_(0, torch.tensor([7]), 1)):
-        changed = DistNeighborLoader(
-            loader.data, [2], other, batch_size=8, shuffle=True, seed=3,
-        )  # fmt: skip
+        changed = DistNeighborLoader(loader.data, [2], other, batch_size=8, shuffle=True, seed=3)
         with changed, pytest.raises(ConfigError, match=r"saved -> now\) seeds_digest: "):
             changed.load_state_dict(state)
     loader.load_state_dict(state)

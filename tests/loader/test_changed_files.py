@@ -66,14 +66,14 @@ def _load(root: Path, part: int = 0) -> DistDataset:
 def _loader(dataset: DistDataset, num_workers: int, **how: Any) -> DistNeighborLoader:
     assert isinstance(dataset.train_node_ids, torch.Tensor)
     return DistNeighborLoader(
-        dataset, [1], dataset.train_node_ids, num_workers=num_workers, batch_size=5, seed=1,
-        **how,
-    )  # fmt: skip
+        dataset, [1], dataset.train_node_ids, num_workers=num_workers, batch_size=5, seed=1, **how
+    )
 
 
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "written": (_write, r"written to at \d{4}-"), "cut": (_cut, "had 240 bytes and now has 0"),
-}  # fmt: skip
+    "written": (_write, r"written to at \d{4}-"),
+    "cut": (_cut, "had 240 bytes and now has 0"),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -182,8 +182,15 @@ def test_original_ids_are_those_of_the_graph_that_was_loaded(tmp_path: Path, mma
     def write(first: int) -> None:
         nodes = pa.table({"id": range(first, first + 4)})
         edges = pa.table({"src": [first], "dst": [first + 1]})
-        partition_tables(NodeTable(nodes), EdgeTable(edges), 1, tmp_path / "parts",
-                         overwrite=True, progress=False, threads=1)  # fmt: skip
+        partition_tables(
+            NodeTable(nodes),
+            EdgeTable(edges),
+            1,
+            tmp_path / "parts",
+            overwrite=True,
+            progress=False,
+            threads=1,
+        )
 
     write(10)
     opened, unopened = (DistDataset.load(tmp_path / "parts", 0, mmap=mmap) for _ in range(2))

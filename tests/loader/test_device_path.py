@@ -33,8 +33,8 @@ class FakeDeviceLoader(DistNeighborLoader):
 @pytest.fixture(scope="module")
 def loader() -> Iterator[FakeDeviceLoader]:
     with FakeDeviceLoader(
-        GRAPH.dataset(), [4, 3], torch.arange(80), batch_size=4, worker_concurrency=1, seed=5,
-    ) as one:  # fmt: skip
+        GRAPH.dataset(), [4, 3], torch.arange(80), batch_size=4, worker_concurrency=1, seed=5
+    ) as one:
         yield one
 
 

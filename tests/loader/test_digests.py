@@ -45,9 +45,11 @@ def test_in_the_training_process(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     # workers of two ranks have more kinds below
-    [pytest.param(name, marks=() if number % 3 == 0 else pytest.mark.wide)
-     for number, name in enumerate(list(CASES)[::3])],
-)  # fmt: skip
+    [
+        pytest.param(name, marks=() if number % 3 == 0 else pytest.mark.wide)
+        for number, name in enumerate(list(CASES)[::3])
+    ],
+)
 def test_with_two_workers(name: str) -> None:
     case = CASES[name]
     assert cases.in_one_process(case, case.partition(0, 1), num_workers=2) == KNOWN[name]
@@ -143,9 +145,7 @@ def test_from_a_graph_store(
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    "names",
-    [FEW_PLAIN[:1], pytest.param(FEW_PLAIN, marks=pytest.mark.wide)],
-    ids=["one", "few"],
+    "names", [FEW_PLAIN[:1], pytest.param(FEW_PLAIN, marks=pytest.mark.wide)], ids=["one", "few"]
 )
 def test_from_a_graph_store_with_certificates(
     names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

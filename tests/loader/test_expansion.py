@@ -25,13 +25,7 @@ from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler, subgraph_sampler
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE, ExpansionOptions
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.testing import (
-    TinyGraph,
-    as_worker_gets,
-    batch_digest,
-    run_cluster,
-    sample_message,
-)
+from gigl_loader.testing import TinyGraph, as_worker_gets, batch_digest, run_cluster, sample_message
 
 N, E = DEFAULT_HOMOGENEOUS_NODE_TYPE, DEFAULT_HOMOGENEOUS_EDGE_TYPE
 GRAPH = TinyGraph.random(40, 300, seed=7)
@@ -50,17 +44,24 @@ AT_ONCE = [3, 1, 3, 39]
 def _dataset(rank: int, count: int, **more) -> DistDataset:
     book = torch.arange(40) * count // 40
     return DistDataset.from_pyg(
-        GRAPH.to_pyg(), partition_book=book, partition_idx=rank, num_partitions=count,
-        time_attr="node_time", **more,
-    )  # fmt: skip
+        GRAPH.to_pyg(),
+        partition_book=book,
+        partition_idx=rank,
+        num_partitions=count,
+        time_attr="node_time",
+        **more,
+    )
 
 
 def _expected(seeds, number, how, *, make=NeighborSampler, epoch=0, **extra):
     """Return the batch that the sampler gives by itself, over one partition."""
     plan = SamplingPlan(
-        input_type=N, fanouts={E: tuple(FANOUT)}, seed=2, with_edge=True,
+        input_type=N,
+        fanouts={E: tuple(FANOUT)},
+        seed=2,
+        with_edge=True,
         expansion=ExpansionOptions(**how),
-    )  # fmt: skip
+    )
     dataset, time_attr = GRAPH.dataset(), how.get("time_attr")
     view = dataset.view() if time_attr is None else dataset.view_by_time(time_attr)
     positions = torch.arange(seeds.numel())
@@ -164,19 +165,29 @@ def _use_store(info, rank: int, digests: list[list[str]], kinds: tuple[int, ...]
     index = torch.tensor(GRAPH.edges[E][:20]).t().contiguous()
     when = index.max(0).values * 3
     with DistLinkNeighborLoader(
-        remote, FANOUT, index, neg_sampling="triplet", edge_label_time=when, batch_size=5, seed=2,
-        with_edge=True, shard="none", time_attr="node_time",
-    ) as loader:  # fmt: skip
+        remote,
+        FANOUT,
+        index,
+        neg_sampling="triplet",
+        edge_label_time=when,
+        batch_size=5,
+        seed=2,
+        with_edge=True,
+        shard="none",
+        time_attr="node_time",
+    ) as loader:
         found = []
         for number, batch in enumerate(loader):
             pairs = batch.n_id[torch.stack([batch.src_index, batch.dst_pos_index])]
             found += pairs.t().tolist()
             assert bool((3 * batch.n_id[batch.dst_neg_index] <= batch.seed_time).all())
             message = _expected(
-                pairs[0], number, {"time_attr": "node_time"},
+                pairs[0],
+                number,
+                {"time_attr": "node_time"},
                 make=lambda *args: edge_sampler(*args, edge_type=E, negatives="triplet"),
                 **{EDGE_TARGETS: pairs[1], SEED_TIME: batch.seed_time},
-            )  # fmt: skip
+            )
             alike = to_data(message)
             add_edge_labels(alike, message, None, kind="triplet")
             assert torch.equal(alike.edge_index, batch.edge_index)
@@ -205,9 +216,15 @@ def test_a_graph_store_gives_the_batches_of_one_partition(
     monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")  # so that questions by time go over the wire
     digests = _digests(GRAPH.dataset(), torch.arange(40), num_workers=0)
     run_cluster(
-        _use_store, digests, kinds, dataset=_dataset, tmp_path=tmp_path, servers=2, clients=2,
+        _use_store,
+        digests,
+        kinds,
+        dataset=_dataset,
+        tmp_path=tmp_path,
+        servers=2,
+        clients=2,
         allow_samplers=(__name__,),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
@@ -228,9 +245,15 @@ def test_time_beside_links_and_anchors() -> None:
     when = torch.arange(30) % 10
     links = data.edge_index[:, :30]
     with DistLinkNeighborLoader(
-        DistDataset.from_pyg(data), FANOUT, links, neg_sampling="binary", edge_label_time=when,
-        time_attr="edge_time", batch_size=8, num_workers=0,
-    ) as loader:  # fmt: skip
+        DistDataset.from_pyg(data),
+        FANOUT,
+        links,
+        neg_sampling="binary",
+        edge_label_time=when,
+        time_attr="edge_time",
+        batch_size=8,
+        num_workers=0,
+    ) as loader:
         for batch in loader:
             limits = batch.edge_label_time[: batch.input_id.numel()]
             assert torch.equal(limits, when[batch.input_id])
@@ -240,9 +263,15 @@ def test_time_beside_links_and_anchors() -> None:
     dataset = DistDataset.from_pyg(data, supervision={E: (links, None)})
     anchors = links[0].unique()
     with DistABLPLoader(
-        dataset, FANOUT, anchors, batch_size=4, num_workers=0, time_attr="edge_time",
-        input_time=anchors % 10, use_label_edge_index_output=True,
-    ) as loader:  # fmt: skip
+        dataset,
+        FANOUT,
+        anchors,
+        batch_size=4,
+        num_workers=0,
+        time_attr="edge_time",
+        input_time=anchors % 10,
+        use_label_edge_index_output=True,
+    ) as loader:
         for batch in loader:
             own, labels = batch.y_positive
             assert torch.equal(batch.batch[labels], own)

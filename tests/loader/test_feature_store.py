@@ -105,9 +105,7 @@ def test_types_with_features_of_their_own_keep_them() -> None:
         "batch_size": 9,
     }
     for store in (options(), options(node_types=("user",))):
-        with DistNeighborLoader(
-            DistDataset.from_pyg(data), feature_store=store, **how
-        ) as loader:  # fmt: skip
+        with DistNeighborLoader(DistDataset.from_pyg(data), feature_store=store, **how) as loader:
             for batch in loader:
                 assert batch["item"].x.view(-1).tolist() == batch["item"].n_id.tolist()
                 assert batch["user"].x.tolist() == [[i, 4] for i in batch["user"].n_id.tolist()]

@@ -21,9 +21,14 @@ SEEDS = torch.arange(40)
 def _loader() -> DistNeighborLoader:
     dataset = DistDataset.from_pyg(TinyGraph.random(60, 500).to_pyg())
     return DistNeighborLoader(
-        dataset, [3, 2], SEEDS, batch_size=8, shuffle=True, seed=1,
+        dataset,
+        [3, 2],
+        SEEDS,
+        batch_size=8,
+        shuffle=True,
+        seed=1,
         pin_memory_device=torch.device("cpu"),
-    )  # fmt: skip
+    )
 
 
 def _train(loader, model, optimizer, backward) -> list[int]:

@@ -64,14 +64,16 @@ def test_types_are_those_of_the_dataset_as_glt_names_them(kind: str, edge_dir: E
         rev_buys = ("item", "rev_buys", "user")
         if edge_dir == "in":
             expected = {
-                "item__rev_buys__user": BUYS, "user__knows__user": KNOWS,
+                "item__rev_buys__user": BUYS,
+                "user__knows__user": KNOWS,
                 "__".join(rev_label): label,
-            }  # fmt: skip
+            }
         else:
             expected = {
-                "user__buys__item": rev_buys, "user__knows__user": KNOWS,
+                "user__buys__item": rev_buys,
+                "user__knows__user": KNOWS,
                 "__".join(label): rev_label,
-            }  # fmt: skip
+            }
         assert loader._etype_str_to_rev == expected
         assert set(loader._reversed_edge_types) == set(expected.values())
 
@@ -137,33 +139,50 @@ def parts() -> dict[str, Any]:
     dataset = TinyGraph.random(40, 200).dataset()
     runtime = BaseDistLoader.resolve_runtime()
     port = BaseDistLoader.initialize_colocated_sampling_worker(
-        local_rank=0, local_world_size=1, node_rank=0, node_world_size=1,
-        master_ip_address=runtime.master_ip_address, device=torch.device("cpu"),
+        local_rank=0,
+        local_world_size=1,
+        node_rank=0,
+        node_world_size=1,
+        master_ip_address=runtime.master_ip_address,
+        device=torch.device("cpu"),
         num_cpu_threads=None,
-    )  # fmt: skip
+    )
     return {
-        "dataset": dataset, "sampler_input": NodeSamplerInput(torch.arange(30), None),
-        "dataset_schema": dataset.schema, "runtime": runtime, "device": torch.device("cpu"),
+        "dataset": dataset,
+        "sampler_input": NodeSamplerInput(torch.arange(30), None),
+        "dataset_schema": dataset.schema,
+        "runtime": runtime,
+        "device": torch.device("cpu"),
         "sampling_config": BaseDistLoader.create_sampling_config([2], dataset.schema, 8, seed=4),
         "worker_options": BaseDistLoader.create_colocated_worker_options(
-            dataset_num_partitions=1, num_workers=1, worker_concurrency=2,
-            master_ip_address=runtime.master_ip_address, master_port=port, channel_size="16MB",
+            dataset_num_partitions=1,
+            num_workers=1,
+            worker_concurrency=2,
+            master_ip_address=runtime.master_ip_address,
+            master_port=port,
+            channel_size="16MB",
             pin_memory=False,
         ),
-    }  # fmt: skip
+    }
 
 
 def test_a_producer_is_made_as_gigl_makes_it(parts: dict[str, Any]) -> None:
     options = KHopNeighborSamplerOptions([2])
     producer = BaseDistLoader.create_mp_producer(
-        dataset=parts["dataset"], sampler_input=parts["sampler_input"],
-        sampling_config=parts["sampling_config"], worker_options=parts["worker_options"],
-        sampler_options=options, channel_name="train_0",
-    )  # fmt: skip
+        dataset=parts["dataset"],
+        sampler_input=parts["sampler_input"],
+        sampling_config=parts["sampling_config"],
+        worker_options=parts["worker_options"],
+        sampler_options=options,
+        channel_name="train_0",
+    )
     with BaseDistLoader(
-        **parts, producer=producer, sampler_options=options, backend_key=None,
+        **parts,
+        producer=producer,
+        sampler_options=options,
+        backend_key=None,
         process_start_gap_seconds=0.0,
-    ) as loader:  # fmt: skip
+    ) as loader:
         seeds = torch.cat([batch.batch for batch in loader])
     assert seeds.tolist() == list(range(30))
 

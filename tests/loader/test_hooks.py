@@ -108,12 +108,15 @@ class Silent(NeighborSampler):
         if self._what == "generator":
             return (field for _, field in fields)
         return {
-            "nothing": None, "a dict": dict(fields), "a number": 3, "a text": NODE,
+            "nothing": None,
+            "a dict": dict(fields),
+            "a number": 3,
+            "a text": NODE,
             "a part": [field for name, field in fields if name != NODE],
             "names": [name for name, _ in fields],
             "a field of nothing": [*(field for _, field in fields), (META + "mine", None)],
             "objects": [*(field for _, field in fields), (META + "mine", [object()])],
-        }[self._what]  # fmt: skip
+        }[self._what]
 
 
 def no_sampler(view: Any, plan: Any, peers: Any) -> None:

@@ -90,10 +90,15 @@ def test_heterogeneous_graphs_in_both_output_forms(edge_dir, alone) -> None:
     with _loader(dataset, _lists(graph, -1, -1), everybody, supervision_edge_type=BUYS) as loader:
         assert _check_epoch(loader, graph, [BUYS], edge_dir) == everybody[1].tolist()
     with _loader(
-        dataset, _lists(graph, -1, -1), everybody,
-        supervision_edge_type=[KNOWS, BUYS], use_label_edge_index_output=True,
-        exclude_supervision=True, shuffle=True, num_workers=2,
-    ) as loader:  # fmt: skip
+        dataset,
+        _lists(graph, -1, -1),
+        everybody,
+        supervision_edge_type=[KNOWS, BUYS],
+        use_label_edge_index_output=True,
+        exclude_supervision=True,
+        shuffle=True,
+        num_workers=2,
+    ) as loader:
         for _ in range(2):
             found = _check_epoch(loader, graph, [KNOWS, BUYS], edge_dir, tuple(graph.edges))
             assert sorted(found) == everybody[1].tolist()
@@ -116,9 +121,9 @@ def test_links_and_random_nodes_side_by_side(alone) -> None:
     with (
         _loader(dataset, [2], ("user", _all_of(graph)), supervision_edge_type=BUYS) as links,
         DistNeighborLoader(
-            dataset, [2], ("item", torch.arange(16)), batch_size=6, shuffle=True, drop_last=True,
+            dataset, [2], ("item", torch.arange(16)), batch_size=6, shuffle=True, drop_last=True
         ) as items,
-    ):  # fmt: skip
+    ):
         pairs = list(zip_with_negatives(links, items))
         assert len(pairs) == len(links) == 6
         assert [batch["user"].batch_size for batch, _ in pairs] == [4, 4, 4, 4, 4, 2]
@@ -174,9 +179,12 @@ def test_named_tuples_as_edge_types(alone) -> None:
     excluded = [GiglEdgeType(*REV_BUYS)]
     for exclude in (False, excluded):
         with _loader(
-            graph.partitions()[0], fanouts, everybody, supervision_edge_type=buys,
+            graph.partitions()[0],
+            fanouts,
+            everybody,
+            supervision_edge_type=buys,
             exclude_supervision=exclude,
-        ) as loader:  # fmt: skip
+        ) as loader:
             expected = tuple(excluded if exclude else ())
             assert _check_epoch(loader, graph, [BUYS], "in", expected) == everybody[1].tolist()
     data = HeteroData()
@@ -239,12 +247,28 @@ def test_positional_arguments_are_those_of_the_interface() -> None:
     parameters = inspect.signature(DistABLPLoader).parameters
     positional = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert positional == [
-        "dataset", "num_neighbors", "input_nodes", "supervision_edge_type", "num_workers",
-        "batch_size", "pin_memory_device", "worker_concurrency", "prefetch_size", "channel_size",
-        "process_start_gap_seconds", "num_cpu_threads", "shuffle", "drop_last", "with_weight",
-        "sampler_options", "context", "local_process_rank", "local_process_world_size",
-        "non_blocking_transfers", "use_label_edge_index_output",
-    ]  # fmt: skip
+        "dataset",
+        "num_neighbors",
+        "input_nodes",
+        "supervision_edge_type",
+        "num_workers",
+        "batch_size",
+        "pin_memory_device",
+        "worker_concurrency",
+        "prefetch_size",
+        "channel_size",
+        "process_start_gap_seconds",
+        "num_cpu_threads",
+        "shuffle",
+        "drop_last",
+        "with_weight",
+        "sampler_options",
+        "context",
+        "local_process_rank",
+        "local_process_world_size",
+        "non_blocking_transfers",
+        "use_label_edge_index_output",
+    ]
     plain = inspect.signature(DistNeighborLoader).parameters
     assert set(plain) - set(parameters) == set()
     for name in set(plain) - {"self"}:
@@ -261,9 +285,13 @@ def test_labels_on_a_gpu(ahead, alone) -> None:
         batches = []
         for device in ("cpu", "cuda"):
             with _loader(
-                dataset, [2, 2], users, pin_memory_device=torch.device(device),
-                non_blocking_transfers=ahead, **how,
-            ) as loader:  # fmt: skip
+                dataset,
+                [2, 2],
+                users,
+                pin_memory_device=torch.device(device),
+                non_blocking_transfers=ahead,
+                **how,
+            ) as loader:
                 batches.append([batch.clone() for batch in loader])
         for expected, found in zip(*batches, strict=True):
             assert found["user"].x.is_cuda
@@ -291,10 +319,15 @@ def _on_each_rank(rank: int, size: int) -> None:
             whole = graph.partitions(edge_dir=edge_dir)  # the same from one partition
             for number, batch in enumerate(batches):
                 message = sample(
-                    whole, share[4 * number : 4 * number + 4], supervision,
-                    fanouts_of(graph, 2, 1), number=number, with_edge=True,
-                    with_weight=True, exclude=tuple(graph.edges),
-                )  # fmt: skip
+                    whole,
+                    share[4 * number : 4 * number + 4],
+                    supervision,
+                    fanouts_of(graph, 2, 1),
+                    number=number,
+                    with_edge=True,
+                    with_weight=True,
+                    exclude=tuple(graph.edges),
+                )
                 alike = collate(message, whole[0], supervision)
                 check_same(batch_tensors(batch), batch_tensors(alike), {"input_id"})
             dist.barrier()

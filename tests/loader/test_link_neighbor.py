@@ -30,8 +30,9 @@ def test_batches_have_what_pyg_gives_them(kind: str | None) -> None:
     data = graph.to_pyg()
     index = data.edge_index[:, :50]
     label = None if kind == "triplet" else torch.arange(50) % 3
-    into = {d: [e for e in graph.edges[DEFAULT_HOMOGENEOUS_EDGE_TYPE] if e[1] == d]
-            for d in range(40)}  # fmt: skip
+    into = {
+        d: [e for e in graph.edges[DEFAULT_HOMOGENEOUS_EDGE_TYPE] if e[1] == d] for d in range(40)
+    }
     with DistLinkNeighborLoader(
         DistDataset.from_pyg(data), [-1], index, label, kind, batch_size=16, seed=2
     ) as loader:
@@ -75,9 +76,15 @@ def test_states_of_strict_pairs_and_of_weighted_draws_alone_are_of_later_version
     """Those of the versions before had other pairs or draws; the others are the same as then."""
     graph = TinyGraph.random(20, 60)
     with DistLinkNeighborLoader(
-        graph.dataset(), [2], neg_sampling=kind, strict=strict, seed=1, num_workers=0,
-        edge_label_index=graph.to_pyg().edge_index, **how,
-    ) as loader:  # fmt: skip
+        graph.dataset(),
+        [2],
+        neg_sampling=kind,
+        strict=strict,
+        seed=1,
+        num_workers=0,
+        edge_label_index=graph.to_pyg().edge_index,
+        **how,
+    ) as loader:
         state = loader.state_dict()
         loader.load_state_dict(state)
         assert state["draw_version"] == version
@@ -93,8 +100,14 @@ def test_a_heterogeneous_graph_all_its_edges_and_a_resumed_epoch() -> None:
     graph = TinyGraph.random(20, 60, heterogeneous=True)
     edge_type = ("user", "buys", "item")
     dataset, negatives = graph.dataset(), NegativeSampling("triplet", 2)
-    how = {"edge_label_index": edge_type, "neg_sampling": negatives, "batch_size": 7,
-           "shuffle": True, "seed": 5, "strict": True}  # fmt: skip
+    how = {
+        "edge_label_index": edge_type,
+        "neg_sampling": negatives,
+        "batch_size": 7,
+        "shuffle": True,
+        "seed": 5,
+        "strict": True,
+    }
     with DistLinkNeighborLoader(dataset, [2, 2], **how) as loader:
         batches = list(itertools.islice(loader, 4))
         state = loader.state_dict()
@@ -114,9 +127,11 @@ def test_a_heterogeneous_graph_all_its_edges_and_a_resumed_epoch() -> None:
 def test_glts_input_and_another_target_is_another_state() -> None:
     graph = TinyGraph.random(20, 60)
     given: Any = SimpleNamespace(
-        row=torch.tensor([1, 2]), col=torch.tensor([3, 4]), input_type=None,
+        row=torch.tensor([1, 2]),
+        col=torch.tensor([3, 4]),
+        input_type=None,
         label=torch.tensor([0.5, 1.5]),
-    )  # fmt: skip
+    )
     with DistLinkNeighborLoader(graph.dataset(), [2], given, batch_size=2, seed=1) as loader:
         batch = next(iter(loader))
         state = loader.state_dict()

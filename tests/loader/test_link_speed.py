@@ -13,9 +13,12 @@ def _write(folder: Path, name: str, state: str, speed: str) -> None:
 
 def test_the_fastest_interface_that_is_up_counts(tmp_path: Path) -> None:
     for name, state, speed in (
-        ("lo", "up", "99999"), ("eth0", "up", "2500"), ("eth1", "down", "10000"), ("w", "up", ""),
+        ("lo", "up", "99999"),
+        ("eth0", "up", "2500"),
+        ("eth1", "down", "10000"),
+        ("w", "up", ""),
         ("eth2", "up", "1000"),
-    ):  # fmt: skip
+    ):
         _write(tmp_path, name, state, speed)
     assert link_bytes_per_s(tmp_path) == 2500e6 / 8
 

@@ -59,8 +59,9 @@ def _seeds(*ids: int, digest: bytes = b"x") -> SeedSummary:
 
 @given(
     inputs=st.lists(st.integers(0, 1), min_size=4, max_size=4),
-    size=st.integers(0, 11), machines=st.sampled_from([1, 2]),
-)  # fmt: skip
+    size=st.integers(0, 11),
+    machines=st.sampled_from([1, 2]),
+)
 def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
     inputs: list[int], size: int, machines: int
 ) -> None:
@@ -201,16 +202,21 @@ def store() -> Any:
     """A handle on a graph store that can be asked for facts of the graph alone."""
     schema = DistDataset.from_pyg(Data(edge_index=torch.tensor([[0], [1]]))).schema
     return SimpleNamespace(
-        fetch_schema=lambda: schema, fetch_num_nodes=dict,
+        fetch_schema=lambda: schema,
+        fetch_num_nodes=dict,
         cluster_info=GraphStoreInfo(1, 1, 1, "h", "h", "h", 0, 0, 0, 1, 0),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
     ("how", "expected"),
-    [({}, 4), ({"worker_concurrency": 1}, 4), ({"worker_concurrency": 9}, 9),
-     ({"worker_concurrency": 9, "prefetch_size": 2}, 2)],
-)  # fmt: skip
+    [
+        ({}, 4),
+        ({"worker_concurrency": 1}, 4),
+        ({"worker_concurrency": 9}, 9),
+        ({"worker_concurrency": 9, "prefetch_size": 2}, 2),
+    ],
+)
 def test_as_many_batches_are_requested_ahead_as_a_worker_has(
     how: dict, expected: int, take_part: Callable[[Any], None], store: Any
 ) -> None:

@@ -21,9 +21,16 @@ def _as_from_disk(worker: int) -> None:
 def _batches(dataset: DistDataset, worker_init_fn: Callable[[int], None] | None = None) -> list:
     seeds = torch.arange(40)
     with DistNeighborLoader(
-        dataset, [3, 2], ("user", seeds), batch_size=8, num_workers=2, seed=3, with_edge=True,
-        with_weight=True, worker_init_fn=worker_init_fn,
-    ) as loader:  # fmt: skip
+        dataset,
+        [3, 2],
+        ("user", seeds),
+        batch_size=8,
+        num_workers=2,
+        seed=3,
+        with_edge=True,
+        with_weight=True,
+        worker_init_fn=worker_init_fn,
+    ) as loader:
         return list(loader)
 
 
@@ -35,7 +42,9 @@ def test_where_a_partition_lies_does_not_change_a_batch(tmp_path: Path) -> None:
     expected = _batches(DistDataset.load(tmp_path / "glt", 0))
     assert len(expected) == 5
     for name, is_mapped, init in (
-        ("mapped", False, None), ("mapped", True, None), ("degree", True, _as_from_disk),
-    ):  # fmt: skip
+        ("mapped", False, None),
+        ("mapped", True, None),
+        ("degree", True, _as_from_disk),
+    ):
         found = _batches(DistDataset.load(tmp_path / name, 0, mmap=is_mapped), init)
         check_same_batches(found, expected)

@@ -24,8 +24,12 @@ def test_negatives_start_again_as_often_as_needed() -> None:
     negatives = _Epochs("x", "y")
     found = list(zip_with_negatives("abcde", negatives))
     assert found == [
-        ("a", (0, "x")), ("b", (0, "y")), ("c", (1, "x")), ("d", (1, "y")), ("e", (2, "x")),
-    ]  # fmt: skip
+        ("a", (0, "x")),
+        ("b", (0, "y")),
+        ("c", (1, "x")),
+        ("d", (1, "y")),
+        ("e", (2, "x")),
+    ]
     assert list(zip_with_negatives("", negatives)) == []
     with pytest.raises(UsageError, match="no batches"):
         list(zip_with_negatives("a", _Epochs()))

@@ -32,26 +32,54 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 
 PLAIN = TinyGraph.random(60, 500)
 TYPED = TinyGraph.random(40, 300, heterogeneous=True)
-FANOUTS = {("user", "buys", "item"): [2, -1], ("item", "rev_buys", "user"): [0, 3],
-           ("user", "knows", "user"): [-1, 1]}  # fmt: skip
+FANOUTS = {
+    ("user", "buys", "item"): [2, -1],
+    ("item", "rev_buys", "user"): [0, 3],
+    ("user", "knows", "user"): [-1, 1],
+}
 
 SETUPS: dict[str, tuple[TinyGraph, EdgeDir, dict, int]] = {
     "one worker": (PLAIN, "in", {"num_neighbors": [3, 2], "num_workers": 1, "batch_size": 5}, 37),
     "three workers, shuffled, even": (
-        PLAIN, "out",
-        {"num_neighbors": [4], "num_workers": 3, "batch_size": 4, "shuffle": True,
-         "drop_last": True, "with_weight": True, "worker_concurrency": 2}, 43,
+        PLAIN,
+        "out",
+        {
+            "num_neighbors": [4],
+            "num_workers": 3,
+            "batch_size": 4,
+            "shuffle": True,
+            "drop_last": True,
+            "with_weight": True,
+            "worker_concurrency": 2,
+        },
+        43,
     ),
     "heterogeneous, as they come": (
-        TYPED, "out",
-        {"num_neighbors": FANOUTS, "num_workers": 2, "batch_size": 3, "shuffle": True,
-         "in_order": False, "replace": True}, 32,
+        TYPED,
+        "out",
+        {
+            "num_neighbors": FANOUTS,
+            "num_workers": 2,
+            "batch_size": 3,
+            "shuffle": True,
+            "in_order": False,
+            "replace": True,
+        },
+        32,
     ),
     "heterogeneous, one byte of channel": (
-        TYPED, "in", {"num_neighbors": FANOUTS, "num_workers": 2, "batch_size": 7,
-                      "channel_size": 1, "with_edge": True}, 30,
+        TYPED,
+        "in",
+        {
+            "num_neighbors": FANOUTS,
+            "num_workers": 2,
+            "batch_size": 7,
+            "channel_size": 1,
+            "with_edge": True,
+        },
+        30,
     ),
-}  # fmt: skip
+}
 
 
 @contextmanager
@@ -91,11 +119,15 @@ def _check(made, batch) -> None:
     store = _input(made, batch)
     assert store.batch.tolist() == made.seeds[store.input_id].tolist()
     check_batch(
-        batch, made.graph, seeds=store.batch, num_neighbors=made.how["num_neighbors"],
-        edge_dir=made.edge_dir, replace=made.how.get("replace", False),
+        batch,
+        made.graph,
+        seeds=store.batch,
+        num_neighbors=made.how["num_neighbors"],
+        edge_dir=made.edge_dir,
+        replace=made.how.get("replace", False),
         with_weight=made.how.get("with_weight", False),
         **({"input_type": "user"} if made.graph.is_heterogeneous else {}),
-    )  # fmt: skip
+    )
 
 
 def _run(made, epoch: int, most: int | None = None) -> list:

@@ -109,8 +109,9 @@ def test_sizes_are_measured_and_the_rest_is_split() -> None:
         parts = one_shape(loader)
         assert parts[0].num_nodes == sizes["nodes"]
         assert parts[0].num_edges == sizes["edges"]
-    large = [one for one in whole if one.num_nodes + 2 > sizes["nodes"]
-             or one.num_edges > sizes["edges"]]  # fmt: skip
+    large = [
+        one for one in whole if one.num_nodes + 2 > sizes["nodes"] or one.num_edges > sizes["edges"]
+    ]
     assert 0 < len(large) <= 0.4 * len(whole)
     assert len(parts) >= len(whole) + len(large)
     assert seeds_of(parts) == seeds_of(whole)
@@ -339,9 +340,13 @@ def test_types_and_kinds_that_are_refused() -> None:
             DistNeighborLoader(typed, [3], ("user", torch.arange(9)), num_workers=0, pad=pad)
     with pytest.raises(ConfigError, match="pad does not go with the sampler 'subgraph_sampler'"):
         DistSubGraphLoader(
-            LARGE.dataset(), torch.arange(9), [3], subgraph_type="directional", num_workers=0,
+            LARGE.dataset(),
+            torch.arange(9),
+            [3],
+            subgraph_type="directional",
+            num_workers=0,
             pad=True,
-        )  # fmt: skip
+        )
     case = CASES["anchors"]
     with pytest.raises(ConfigError, match=r"pad has no bound: anchors.*max_labels_per_anchor_node"):
         case.make(case.partition(0, 1), case.seeds(), num_workers=0, pad=True)

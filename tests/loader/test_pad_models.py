@@ -117,12 +117,13 @@ MODELS: dict[str, tuple[bool, Callable[[], nn.Module]]] = {
     "GCN": (False, lambda: Layers(GCNConv)),
     "GAT": (False, lambda: Layers(GATConv)),
     "GAT with edge features": (
-        False, lambda: Layers(lambda a, b: GATConv(a, b, edge_dim=2), "edge_attr"),
+        False,
+        lambda: Layers(lambda a, b: GATConv(a, b, edge_dim=2), "edge_attr"),
     ),
     "RGCN": (False, lambda: Layers(lambda a, b: RGCNConv(a, b, RELATED), "relation")),
     "HGT": (True, lambda: Typed(lambda a, b: HGTConv(a, b, METADATA))),
     "SAGE by type": (True, _Hetero),
-}  # fmt: skip
+}
 
 
 def _step(model: nn.Module, batch: Batch) -> tuple[Tensor, list[Tensor]]:

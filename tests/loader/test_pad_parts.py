@@ -50,9 +50,14 @@ def test_each_seed_of_a_part_sees_what_it_saw_in_the_whole_batch(
     (num_nodes,) = graph.num_nodes.values()
     drawn = data.draw(st.lists(st.integers(0, num_nodes - 1), min_size=1, max_size=40))
     how: dict[str, Any] = {
-        "num_neighbors": fanouts, "batch_size": batch_size, "seed": 3, "num_workers": 0,
-        "disjoint": disjoint, "with_edge": True, "input_nodes": torch.tensor(drawn),
-    }  # fmt: skip
+        "num_neighbors": fanouts,
+        "batch_size": batch_size,
+        "seed": 3,
+        "num_workers": 0,
+        "disjoint": disjoint,
+        "with_edge": True,
+        "input_nodes": torch.tensor(drawn),
+    }
     dataset = graph.dataset()
     with DistNeighborLoader(dataset, **how) as loader:
         whole = list(loader)

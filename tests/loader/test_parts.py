@@ -31,9 +31,13 @@ def threads() -> Iterator[None]:
 
 def test_a_channel_has_room_for_what_workers_have_under_way() -> None:
     options = BaseDistLoader.create_colocated_worker_options(
-        dataset_num_partitions=1, num_workers=2, master_ip_address="127.0.0.1", master_port=4000,
-        pin_memory=False, **HOW,
-    )  # fmt: skip
+        dataset_num_partitions=1,
+        num_workers=2,
+        master_ip_address="127.0.0.1",
+        master_port=4000,
+        pin_memory=False,
+        **HOW,
+    )
     channel = BaseDistLoader.create_colocated_channel(options)
     assert (channel.capacity, channel.size) == (6, 2 * 10**6)
     channel.close()
@@ -45,9 +49,14 @@ def test_joining_the_workers_group_sets_threads_and_finds_a_port(
     given: int | None, expected: int
 ) -> None:
     port = BaseDistLoader.initialize_colocated_sampling_worker(
-        local_rank=0, local_world_size=1, node_rank=0, node_world_size=1,
-        master_ip_address="127.0.0.1", device=torch.device("cpu"), num_cpu_threads=given,
-    )  # fmt: skip
+        local_rank=0,
+        local_world_size=1,
+        node_rank=0,
+        node_world_size=1,
+        master_ip_address="127.0.0.1",
+        device=torch.device("cpu"),
+        num_cpu_threads=given,
+    )
     assert 0 < port < 2**16
     assert torch.get_num_threads() == expected
     context = get_context()
@@ -79,9 +88,14 @@ def test_a_worker_group_of_another_size_is_joined_anew() -> None:
     for size in (3, 1):
         init_worker_group(size, size - 1, "somebody's")
         BaseDistLoader.initialize_colocated_sampling_worker(
-            local_rank=0, local_world_size=1, node_rank=0, node_world_size=1,
-            master_ip_address="127.0.0.1", device=torch.device("cpu"), num_cpu_threads=1,
-        )  # fmt: skip
+            local_rank=0,
+            local_world_size=1,
+            node_rank=0,
+            node_world_size=1,
+            master_ip_address="127.0.0.1",
+            device=torch.device("cpu"),
+            num_cpu_threads=1,
+        )
         context = get_context()
         assert (context.rank, context.world_size) == (0, 1)
         assert (context.group_name == "somebody's") == (size == 1), "a second loader leaves it"
@@ -96,9 +110,12 @@ def test_a_loader_leaves_torchs_threads_as_they_are(
     """Torchrun sets 1 and users theirs, for the whole process; a loader sets what it is given."""
     torch.set_num_threads(3)
     with DistNeighborLoader(
-        TinyGraph.random(9, 20).dataset(), [2], num_workers=num_workers, num_cpu_threads=given,
+        TinyGraph.random(9, 20).dataset(),
+        [2],
+        num_workers=num_workers,
+        num_cpu_threads=given,
         pin_memory_device=torch.device("cpu"),
-    ) as loader:  # fmt: skip
+    ) as loader:
         list(loader)
         assert torch.get_num_threads() == expected
 
@@ -107,9 +124,14 @@ def test_a_loader_leaves_torchs_threads_as_they_are(
 def test_on_a_gpu_torchs_threads_are_the_users() -> None:
     torch.set_num_threads(1)
     BaseDistLoader.initialize_colocated_sampling_worker(
-        local_rank=0, local_world_size=1, node_rank=0, node_world_size=1,
-        master_ip_address="127.0.0.1", device=torch.device("cuda", 0), num_cpu_threads=3,
-    )  # fmt: skip
+        local_rank=0,
+        local_world_size=1,
+        node_rank=0,
+        node_world_size=1,
+        master_ip_address="127.0.0.1",
+        device=torch.device("cuda", 0),
+        num_cpu_threads=3,
+    )
     assert torch.get_num_threads() == 1
 
 
@@ -142,9 +164,7 @@ def test_memory_that_cannot_be_pinned_is_said_and_used(monkeypatch, caplog) -> N
 
 
 @pytest.mark.usefixtures("group")
-def test_slots_are_pinned_for_the_device_of_the_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slots_are_pinned_for_the_device_of_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for the current one: each rank would open a context on GPU 0."""
     devices: list[torch.device | None] = []
     monkeypatch.setattr(pinned, "default_registry", devices.append)  # which pins nothing

@@ -100,9 +100,7 @@ def test_heterogeneous_walks_cross_types_and_channels_do_not(edge_dir: Any) -> N
         )
     walked = {name[1]: name for name in graph.edges}
     base: dict[str, Any] = {"alpha": 0.4, "eps": 1e-8, "max_ppr_nodes": 60}
-    ratios: dict[Channel, float] = {
-        walked["buys"]: 0.5, (walked["rev_buys"], walked["knows"]): 0.5,
-    }  # fmt: skip
+    ratios: dict[Channel, float] = {walked["buys"]: 0.5, (walked["rev_buys"], walked["knows"]): 0.5}
     how: dict[str, Any] = {
         "num_neighbors": [],
         "input_nodes": ("user", torch.tensor([4, 0])),
@@ -136,8 +134,9 @@ def test_heterogeneous_walks_cross_types_and_channels_do_not(edge_dir: Any) -> N
 
 def _message(graph: TinyGraph, parts: int, seeds: list[int], **options: Any) -> Any:
     views = [part.view() for part in graph.partitions(parts)]
-    plan = SamplingPlan(input_type="user", fanouts={n: (1,) for n in sorted(graph.edges)}, seed=3,
-                        with_edge=True)  # fmt: skip
+    plan = SamplingPlan(
+        input_type="user", fanouts={n: (1,) for n in sorted(graph.edges)}, seed=3, with_edge=True
+    )
     how = ppr_keywords(PPRSamplerOptions(**options))
     how = msgspec.msgpack.decode(msgspec.msgpack.encode(how))  # as servers get it
     peers = InProcessPeers(views) if parts > 1 else None
@@ -181,9 +180,11 @@ def test_labels_and_seed_edges_are_roots_too() -> None:
         "sampler_options": options,
     }
     with DistABLPLoader(
-        _labeled(links), input_nodes=("user", torch.tensor([0, 2])), supervision_edge_type=BUYS,
+        _labeled(links),
+        input_nodes=("user", torch.tensor([0, 2])),
+        supervision_edge_type=BUYS,
         **how,
-    ) as loader:  # fmt: skip
+    ) as loader:
         (batch,) = list(loader)
     assert batch["item"].n_id[batch.y_positive[0]].tolist() == [1, 5]
     assert batch["item"].n_id[batch.y_positive[1]].tolist() == [7]
@@ -198,24 +199,29 @@ def test_labels_and_seed_edges_are_roots_too() -> None:
     ) as loader:
         for batch in loader:
             assert {edge_type[0] for edge_type in batch.edge_types if edge_type[1] == "ppr"} == {
-                "user", "item",
-            }  # fmt: skip
+                "user",
+                "item",
+            }
             assert batch[BUYS].edge_label_index.shape[1] == 2 * batch[BUYS].input_id.numel()
 
 
 def test_a_positive_is_not_walked_where_it_supervises() -> None:
     graph = TinyGraph(
-        {"item": 3, "user": 2},
-        {REV: [(0, 0), (1, 0)], BUYS: [(0, 0), (0, 1)], KNOWS: []},
+        {"item": 3, "user": 2}, {REV: [(0, 0), (1, 0)], BUYS: [(0, 0), (0, 1)], KNOWS: []}
     )
     data = DistDataset.from_pyg(graph.to_pyg(), supervision={BUYS: torch.tensor([[0], [0]])})
     options = PPRSamplerOptions(eps=1e-6)
     found = {}
     for exclude in (False, True):
         with DistABLPLoader(
-            data, [], ("user", torch.tensor([0])), BUYS, exclude_supervision=exclude,
-            sampler_options=options, num_workers=0,
-        ) as loader:  # fmt: skip
+            data,
+            [],
+            ("user", torch.tensor([0])),
+            BUYS,
+            exclude_supervision=exclude,
+            sampler_options=options,
+            num_workers=0,
+        ) as loader:
             (batch,) = list(loader)
         found[exclude] = set(scores(batch, 0, "user", "item"))
     assert found == {False: {0, 1}, True: {1}}
@@ -223,11 +229,18 @@ def test_a_positive_is_not_walked_where_it_supervises() -> None:
 
 def test_what_does_not_go_together_is_refused() -> None:
     for wrong in (
-        {"alpha": 0}, {"alpha": 1.0}, {"eps": 0}, {"max_ppr_nodes": 0}, {"max_ppr_nodes": True},
-        {"num_neighbors_per_hop": -1}, {"max_fetch_iterations": 0},
-        {"typed_channel_ratios": {"buys": 1.0}}, {"typed_channel_ratios": {BUYS: 0.5}},
-        {"typed_channel_ratios": {BUYS: 0.0, KNOWS: 1.0}}, {"typed_channel_ratios": {(): 1.0}},
-    ):  # fmt: skip
+        {"alpha": 0},
+        {"alpha": 1.0},
+        {"eps": 0},
+        {"max_ppr_nodes": 0},
+        {"max_ppr_nodes": True},
+        {"num_neighbors_per_hop": -1},
+        {"max_fetch_iterations": 0},
+        {"typed_channel_ratios": {"buys": 1.0}},
+        {"typed_channel_ratios": {BUYS: 0.5}},
+        {"typed_channel_ratios": {BUYS: 0.0, KNOWS: 1.0}},
+        {"typed_channel_ratios": {(): 1.0}},
+    ):
         with pytest.raises(ConfigError, match=f"PPRSamplerOptions.{next(iter(wrong))}|must sum to"):
             PPRSamplerOptions(**wrong)
     graph = TinyGraph.random(10, 20).dataset()
@@ -239,6 +252,4 @@ def test_what_does_not_go_together_is_refused() -> None:
             )
     channel = PPRSamplerOptions(typed_channel_ratios={("user", "likes", "user"): 1.0})
     with pytest.raises(ConfigError, match="likes"):
-        DistNeighborLoader(
-            USERS.dataset(), [], "user", sampler_options=channel, num_workers=0
-        )  # fmt: skip
+        DistNeighborLoader(USERS.dataset(), [], "user", sampler_options=channel, num_workers=0)

@@ -52,9 +52,13 @@ def _end(event: dict[str, Any]) -> float:
 def test_a_trace_holds_what_happened_to_every_batch(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with FakeDeviceLoader(
-        TinyGraph.random(80, 600).dataset(), [4, 3], batch_size=8, num_workers=2,
-        worker_concurrency=1, seed=1,
-    ) as loader:  # fmt: skip
+        TinyGraph.random(80, 600).dataset(),
+        [4, 3],
+        batch_size=8,
+        num_workers=2,
+        worker_concurrency=1,
+        seed=1,
+    ) as loader:
         list(loader)  # not profiled: it must not show
         with (
             profile(activities=[ProfilerActivity.CPU]) as profiler,
@@ -125,8 +129,10 @@ def test_what_was_not_profiled_is_left_out_or_cut(tmp_path: Path) -> None:
     ended = (900, 1002, 1500, 2000.5, 2100)
     trace = _added(_trace(tmp_path / "t"), *map(_stats, ended))
     assert [(e["ts"], e["dur"]) for e in _ranges(trace, "gigl_loader.sample")] == [
-        (1_000_000, 1000), (1_496_000, 3000), (1_996_500, 3000)
-    ]  # fmt: skip
+        (1_000_000, 1000),
+        (1_496_000, 3000),
+        (1_996_500, 3000),
+    ]
     assert [e["dur"] for e in _ranges(trace, "gigl_loader.gather")] == [1000, 1000, 500]
 
 

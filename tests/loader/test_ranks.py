@@ -20,9 +20,11 @@ def _expected(name: str, rank: int, epochs: Sequence[int] = (0, 3)) -> list[dict
     """Return the same epochs of one rank, sampled over one partition."""
     graph, edge_dir, given, how = rank_jobs.CASES[name]
     with DistNeighborLoader(
-        graph.dataset(edge_dir=edge_dir), input_nodes=rank_jobs.share(given, rank, 2),
-        **rank_jobs.COMMON, **how,
-    ) as loader:  # fmt: skip
+        graph.dataset(edge_dir=edge_dir),
+        input_nodes=rank_jobs.share(given, rank, 2),
+        **rank_jobs.COMMON,
+        **how,
+    ) as loader:
         found = []
         for epoch in epochs:
             loader.set_epoch(epoch)
@@ -74,25 +76,36 @@ def test_some_partitions_in_memory_and_others_not(tmp_path: Path) -> None:
 def test_faults_of_other_ranks(tmp_path: Path) -> None:
     """A peer's worker dies, or is stopped; a rank cannot start; no address to answer on."""
     run_ranks(
-        rank_jobs.faults_that_leave_the_ranks_alive, tmp_path, world_size=2, tmp_path=tmp_path,
+        rank_jobs.faults_that_leave_the_ranks_alive,
+        tmp_path,
+        world_size=2,
+        tmp_path=tmp_path,
         timeout=400.0,
-    )  # fmt: skip
+    )
     _check_gone(tmp_path)
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     run_ranks(
-        rank_jobs.a_peer_rank_dies, tmp_path, world_size=2, tmp_path=tmp_path, timeout=400.0,
+        rank_jobs.a_peer_rank_dies,
+        tmp_path,
+        world_size=2,
+        tmp_path=tmp_path,
+        timeout=400.0,
         may_die=[1],
-    )  # fmt: skip
+    )
     _check_gone(tmp_path)
 
 
 def test_a_rank_that_is_cut_off(tmp_path: Path) -> None:
     run_ranks(
-        rank_jobs.a_rank_is_cut_off, tmp_path, world_size=2, tmp_path=tmp_path, timeout=400.0,
+        rank_jobs.a_rank_is_cut_off,
+        tmp_path,
+        world_size=2,
+        tmp_path=tmp_path,
+        timeout=400.0,
         may_die=[1],
-    )  # fmt: skip
+    )
     _check_gone(tmp_path)
 
 

@@ -98,9 +98,11 @@ def test_a_feature_store_is_for_types_that_have_no_features() -> None:
     _check(None, {"user": INFO})  # for items, then
     _check(["item"], {"user": INFO})
     for node_types, own in (
-        (None, {"user": INFO, "item": INFO}), (["user"], {"user": INFO}),
-        (["user", "item"], {"user": INFO}), (None, INFO),
-    ):  # fmt: skip
+        (None, {"user": INFO, "item": INFO}),
+        (["user"], {"user": INFO}),
+        (["user", "item"], {"user": INFO}),
+        (None, INFO),
+    ):
         with pytest.raises(ConfigError, match="have features in the dataset already"):
             _check(node_types, own)
     with pytest.raises(ConfigError, match=r"names \['shop'\], the graph has \['item', 'user'\]"):

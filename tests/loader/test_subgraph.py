@@ -11,8 +11,9 @@ EDGES = next(iter(GRAPH.edges.values()))
 
 
 def test_a_subgraph_of_the_seeds_alone() -> None:
-    with DistSubGraphLoader(GRAPH.dataset(), torch.arange(40), batch_size=40, num_workers=0,
-                            with_edge=True) as loader:  # fmt: skip
+    with DistSubGraphLoader(
+        GRAPH.dataset(), torch.arange(40), batch_size=40, num_workers=0, with_edge=True
+    ) as loader:
         batch = next(iter(loader))
     assert sorted(batch.e_id.tolist()) == list(range(300))
     assert batch.mapping.tolist() == list(range(40))

@@ -30,7 +30,7 @@ def test_a_batch_is_transformed_as_the_loop_gets_it() -> None:
         DistABLPLoader(
             data, [2], anchors, transform=lambda batch: batch.y_positive, **HERE
         ) as labels,
-    ):  # fmt: skip
+    ):
         found, wanted = list(loader), list(plain)
         assert [size for size, _ in found] == [batch.num_nodes for batch in wanted]
         check_same_batches([batch for _, batch in found], wanted)
@@ -105,11 +105,9 @@ def test_a_heterogeneous_sample_too() -> None:
 )
 def test_what_a_sample_cannot_become_is_refused(change: Any, text: str) -> None:
     with (
-        DistNeighborLoader(
-            GRAPH.dataset(), [3], transform_sampler_output=change, **HERE
-        ) as loader,
+        DistNeighborLoader(GRAPH.dataset(), [3], transform_sampler_output=change, **HERE) as loader,
         pytest.raises(ConfigError, match=text),
-    ):  # fmt: skip
+    ):
         next(iter(loader))
 
 
@@ -143,9 +141,7 @@ def test_an_attribute_of_the_edges_is_drawn_by() -> None:
     named, plain = graph.clone(), graph.clone()
     named.strength, plain.edge_weight = strength, strength
     how: dict[str, Any] = {"num_neighbors": [3, 2], **HERE, "with_edge": True}
-    with DistNeighborLoader(
-        DistDataset.from_pyg(plain), with_weight=True, **how
-    ) as loader:  # fmt: skip
+    with DistNeighborLoader(DistDataset.from_pyg(plain), with_weight=True, **how) as loader:
         wanted = [batch.e_id.tolist() for batch in loader]
     for workers in (0, 1):
         data = DistDataset.from_pyg(named)

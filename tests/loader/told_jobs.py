@@ -90,14 +90,17 @@ def colocated(rank: int, size: int) -> None:
 def _other_loaders(rank: int) -> None:
     data, edges = world_jobs.DistDataset.from_pyg(_plain()), _plain().edge_index
     one_is_wrong(
-        rank, lambda: DistLinkNeighborLoader(
+        rank,
+        lambda: DistLinkNeighborLoader(
             data, [2], edges, neg_sampling="odd" if rank == 1 else None, num_workers=0
-        ), "neg_sampling must be",
-    )  # fmt: skip
+        ),
+        "neg_sampling must be",
+    )
     one_is_wrong(
-        rank, lambda: DistABLPLoader(data, [2], torch.arange(4), batch_size=-rank or 1),
+        rank,
+        lambda: DistABLPLoader(data, [2], torch.arange(4), batch_size=-rank or 1),
         "batch_size must be",
-    )  # fmt: skip
+    )
 
 
 class Broken(NeighborSampler):
@@ -171,8 +174,9 @@ def _uneven(logged: list[str]) -> list[str]:
     """Return what was said of ranks with different numbers of batches."""
     return [
         one.partition("batches: ")[2].partition(".")[0]
-        for one in logged if "different numbers of batches" in one and "even_ranks=" in one
-    ]  # fmt: skip
+        for one in logged
+        if "different numbers of batches" in one and "even_ranks=" in one
+    ]
 
 
 def uneven(rank: int, size: int) -> None:

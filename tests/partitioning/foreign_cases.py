@@ -40,9 +40,11 @@ def _nodes(count: int) -> dict[str, Any]:
     row = np.arange(count)
     return {
         "feat": (row[:, None] * 1.25 + np.arange(3)).astype(np.float32),
-        "label": row % 4, "age": (row * 3 % 17).astype(np.int32),
-        "train_mask": row % 3 == 0, "val_mask": row % 3 == 1,
-    }  # fmt: skip
+        "label": row % 4,
+        "age": (row * 3 % 17).astype(np.int32),
+        "train_mask": row % 3 == 0,
+        "val_mask": row % 3 == 1,
+    }
 
 
 def _edges(key: tuple[str, str, str], count: int) -> dict[str, Any]:

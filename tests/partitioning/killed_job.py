@@ -27,9 +27,11 @@ def _die_after(count: int) -> None:
     moments_of: list[tuple[object, str]] = [
         (resumable, "_write_whole"),  # a step is done, and not yet noted
         (PartFiles, "write"),  # rows are written in part
-        (degree_order, "_write_bucket"), (pipeline, "seal"),
-        (os, "rename"), (os, "replace"),  # what is complete takes its name
-    ]  # fmt: skip
+        (degree_order, "_write_bucket"),
+        (pipeline, "seal"),
+        (os, "rename"),
+        (os, "replace"),  # what is complete takes its name
+    ]
     for owner, name in moments_of:
         setattr(owner, name, moment(getattr(owner, name)))
 
@@ -56,6 +58,12 @@ if __name__ == "__main__":
     _die_after(given["moment"])
     partition_tables(
         NodeTable(given["nodes"], features="x", label="y", split="s"),
-        EdgeTable(given["edges"], weight="w"), 2, given["root"], method=given["method"],
-        order=given["order"], communities=given["communities"], threads=1, progress=False,
-    )  # fmt: skip
+        EdgeTable(given["edges"], weight="w"),
+        2,
+        given["root"],
+        method=given["method"],
+        order=given["order"],
+        communities=given["communities"],
+        threads=1,
+        progress=False,
+    )

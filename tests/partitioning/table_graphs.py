@@ -40,14 +40,19 @@ class Tables:
         """Write Parquet (the items: CSV) in several files; return what `partition_tables` takes."""
         nodes = {
             "user": NodeTable(
-                self._write(folder / "user", files, self._users()), id="name",
-                features="x", label=["y", "z"], split="part", time="y",
+                self._write(folder / "user", files, self._users()),
+                id="name",
+                features="x",
+                label=["y", "z"],
+                split="part",
+                time="y",
             ),
             "item": NodeTable(
                 self._write(folder / "item", files, self._items(), csv=True),
-                features=["a", "b"], label="a",
+                features=["a", "b"],
+                label="a",
             ),
-        }  # fmt: skip
+        }
         edges: dict[tuple, Any] = {}
         for edge_type, pairs in self.edges.items():
             where = self._write(folder / edge_type[1], files, self._pairs(edge_type, pairs))
@@ -64,28 +69,38 @@ class Tables:
         splits = [("train", "valid", "test", None)[i % 4] for i in range(count)]
         x = pa.array([[i, -i, 0.5] for i in range(count)], pa.list_(pa.float32()))
         return pa.table(
-            {"name": pa.array(self.users, pa.string()), "x": x,
-             "part": pa.array(splits, pa.string()),
-             "y": pa.array(range(count), pa.int32()), "z": pa.array([7] * count, pa.int16())}
-        )  # fmt: skip
+            {
+                "name": pa.array(self.users, pa.string()),
+                "x": x,
+                "part": pa.array(splits, pa.string()),
+                "y": pa.array(range(count), pa.int32()),
+                "z": pa.array([7] * count, pa.int16()),
+            }
+        )
 
     def _items(self) -> pa.Table:
         count = len(self.items)
         return pa.table(
-            {"id": pa.array(self.items, pa.int64()), "a": pa.array(range(count), pa.int64()),
-             "b": pa.array([i / 2 + 0.25 for i in range(count)], pa.float64())}
-        )  # fmt: skip
+            {
+                "id": pa.array(self.items, pa.int64()),
+                "a": pa.array(range(count), pa.int64()),
+                "b": pa.array([i / 2 + 0.25 for i in range(count)], pa.float64()),
+            }
+        )
 
     def _pairs(self, edge_type: tuple, pairs: list[tuple[Any, Any]]) -> pa.Table:
         kinds = [pa.string() if t == "user" else pa.int64() for t in (edge_type[0], edge_type[2])]
         rows = range(len(pairs))
         weights = pa.array([self.weight(edge_type, i) for i in rows], pa.float64())
         return pa.table(
-            {"from": pa.array([p[0] for p in pairs], kinds[0]), "w": weights,
-             "to": pa.array([p[1] for p in pairs], kinds[1]),
-             "t": pa.array([10**15 + i for i in rows], pa.timestamp("ns")),
-             "f": pa.array([[i, i + 0.5] for i in rows], pa.list_(pa.float64(), 2))}
-        )  # fmt: skip
+            {
+                "from": pa.array([p[0] for p in pairs], kinds[0]),
+                "w": weights,
+                "to": pa.array([p[1] for p in pairs], kinds[1]),
+                "t": pa.array([10**15 + i for i in rows], pa.timestamp("ns")),
+                "f": pa.array([[i, i + 0.5] for i in rows], pa.list_(pa.float64(), 2)),
+            }
+        )
 
     def _write(self, folder: Path, files: int, table: pa.Table, csv: bool = False) -> str:
         folder.mkdir(parents=True)
@@ -131,8 +146,9 @@ def check(graph: Tables, datasets: list, edge_dir: EdgeDir, order: str = "ids") 
     label = message_passing_to_positive_label(BUYS)
     positives = [
         (names["user"][a], names["item"][b])
-        for dataset in datasets for a, b in dataset.label_edges[label].t().tolist()
-    ]  # fmt: skip
+        for dataset in datasets
+        for a, b in dataset.label_edges[label].t().tolist()
+    ]
     assert sorted(positives) == sorted(graph.labels)
     for dataset in datasets:
         assert dataset.num_classes == {"user": 2, "item": len(graph.items)}
@@ -194,8 +210,9 @@ def _check_nodes(graph, dataset, names) -> None:
             assert times.values[times.locate(owned)].tolist() == rows
             for remainder, split in enumerate(("train", "val", "test")):
                 ids = dataset.split_node_ids(split)["user"].tolist()
-                wanted = [i for i, row in zip(owned.tolist(), rows, strict=True)
-                          if row % 4 == remainder]  # fmt: skip
+                wanted = [
+                    i for i, row in zip(owned.tolist(), rows, strict=True) if row % 4 == remainder
+                ]
                 assert ids == wanted
         else:
             assert found == [[row, row / 2 + 0.25] for row in rows]

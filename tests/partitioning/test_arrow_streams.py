@@ -16,11 +16,20 @@ from gigl_loader.partitioning.stages import pipeline
 from gigl_loader.partitioning.tables.row_sources import ArrowStream
 from gigl_loader.partitioning.tables.table_files import Table
 
-NODES = pa.table({"id": [f"n{i}" for i in range(30)], "x": [float(i) for i in range(30)],
-                  "v": pa.array([[i, i] for i in range(30)], pa.list_(pa.int32()))})  # fmt: skip
-EDGES = pa.table({"src": [f"n{i * 7 % 30}" for i in range(90)],
-                  "dst": [f"n{i % 30}" for i in range(90)],
-                  "w": [i / 4 for i in range(90)]})  # fmt: skip
+NODES = pa.table(
+    {
+        "id": [f"n{i}" for i in range(30)],
+        "x": [float(i) for i in range(30)],
+        "v": pa.array([[i, i] for i in range(30)], pa.list_(pa.int32())),
+    }
+)
+EDGES = pa.table(
+    {
+        "src": [f"n{i * 7 % 30}" for i in range(90)],
+        "dst": [f"n{i % 30}" for i in range(90)],
+        "w": [i / 4 for i in range(90)],
+    }
+)
 HOW: dict[str, Any] = {"num_partitions": 2, "progress": False, "threads": 1, "method": "random"}
 
 
@@ -71,9 +80,11 @@ def test_any_source_of_batches_gives_the_same_partitions(
                 work_sizes(table_rows=4, file_rows=20, waiting_bytes=200)
             features: dict[str, Any] = {"features": "v"} if name != "pandas" else {}
             partition_tables(
-                NodeTable(of_nodes, label="x", **features), EdgeTable(of_edges, weight="w"),
-                root=tmp_path / name, **HOW,
-            )  # fmt: skip
+                NodeTable(of_nodes, label="x", **features),
+                EdgeTable(of_edges, weight="w"),
+                root=tmp_path / name,
+                **HOW,
+            )
             files[name] = _files(tmp_path / name)
     for name, found in files.items():
         wanted = files["tables"]

@@ -27,32 +27,48 @@ def _write(folder: Path, nodes: dict | None = None, edges: dict | None = None) -
     return {
         "nodes": NodeTable(folder / "nodes", features="x", label="y"),
         "edges": EdgeTable(folder / "edges", weight="w"),
-        "num_partitions": 2, "root": folder / "parts", "progress": False, "threads": 1,
-    }  # fmt: skip
+        "num_partitions": 2,
+        "root": folder / "parts",
+        "progress": False,
+        "threads": 1,
+    }
 
 
 @pytest.mark.parametrize(
     ("nodes", "edges", "message"),
     [
         ({"id": ["a", "b", "c", None, "e"]}, {}, r"'id' of .*nodes/1\.parquet has nulls: row 0"),
-        ({"id": ["a", "b", "c", "d", "c"]}, {},
-         r"'id' has 1 id\(s\) more than once: 'c' in .*0\.parquet, row 2 \(row group 1\); 'c' in "
-         r".*1\.parquet, row 1"),
+        (
+            {"id": ["a", "b", "c", "d", "c"]},
+            {},
+            r"'id' has 1 id\(s\) more than once: 'c' in .*0\.parquet, row 2 \(row group 1\); 'c' "
+            r"in .*1\.parquet, row 1",
+        ),
         ({"id": [0.5] * 5}, {}, "'id' holds double; ids must be integers or text"),
         ({"id": [1, 2, 3, 4, 5]}, {}, "'src' holds text, the ids of .* are integers"),
-        ({"x": [[0.0], [0.0], [0.0], [1.0, 2.0], [0.0]]}, {},
-         r"'x' of .*nodes/1\.parquet has lists of other lengths than 1: row 0 \(row group 0\): 2"),
+        (
+            {"x": [[0.0], [0.0], [0.0], [1.0, 2.0], [0.0]]},
+            {},
+            r"'x' of .*nodes/1\.parquet has lists of other lengths than 1: row 0 "
+            r"\(row group 0\): 2",
+        ),
         ({"x": [[0.0], [0.0], [None], [1.0], [0.0]]}, {}, "has nulls in its lists: row 2"),
         ({"x": ["one"] * 5}, {}, "'x' holds string; features must be numbers"),
-        ({"y": [0, None, 0, 0, 0]}, {},
-         r"'y' of .*0\.parquet has nulls \(give nodes without a label -1\): row 1"),
+        (
+            {"y": [0, None, 0, 0, 0]},
+            {},
+            r"'y' of .*0\.parquet has nulls \(give nodes without a label -1\): row 1",
+        ),
         ({}, {"w": [1.0, -1.0, 0.0, 1.0]}, r"'w' of .*0\.parquet must be .*: row 1 .*: -1.0"),
         ({}, {"w": [1.0, 1.0, 0.0, float("nan")]}, r"'w' of .*1.parquet must be .*: row 1 .*: nan"),
         ({}, {"src": ["a", "b", "c", None]}, r"'src' of .*1\.parquet has nulls: row 1"),
-        ({}, {"dst": ["b", "c", "z", "e"]},
-         r"'dst' of .*1\.parquet has ids that are no nodes \(1 dangling edge.*: row 0 .*: 'z'"),
+        (
+            {},
+            {"dst": ["b", "c", "z", "e"]},
+            r"'dst' of .*1\.parquet has ids that are no nodes \(1 dangling edge.*: row 0 .*: 'z'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_first_offenders_are_named(tmp_path: Path, nodes, edges, message: str) -> None:
     arguments = _write(tmp_path, nodes, edges)
     with pytest.raises(ConfigError, match=message):
@@ -84,14 +100,14 @@ def test_nulls_are_refused_where_dangling_edges_are_left_out(tmp_path: Path) -> 
         ({"method": "column"}, 'give partition="..."'),
         ({"edge_dir": "both"}, "edge_dir"),
         ({"seed": -1}, "seed"),
-        ({"memory": "4 apples"}, "such as \"4GB\""),
+        ({"memory": "4 apples"}, 'such as "4GB"'),
         ({"memory": "1MB"}, "at least 300 MB"),
         ({"nodes": "nodes.parquet"}, "must be a NodeTable"),
         ({"edges": EdgeTable("edges", supervision="positive")}, "give edges to sample"),
         ({"nodes": NodeTable("no/such/file.parquet")}, "no Parquet or CSV file at no/such"),
         ({"edges": {("a", "to", "b"): EdgeTable("x")}}, "'a', of which there is no table"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_write_nothing(tmp_path: Path, given: dict, message: str) -> None:
     arguments = _write(tmp_path) | given
     with pytest.raises(ConfigError, match=message):
@@ -201,12 +217,14 @@ def test_features_in_fewer_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"features": ["a", "b"], "feature_dtype": "float16"},
-         r"'b' of .*nodes/1\.parquet has numbers too large for float16: row 0 .*: 70000\.0"),
+        (
+            {"features": ["a", "b"], "feature_dtype": "float16"},
+            r"'b' of .*nodes/1\.parquet has numbers too large for float16: row 0 .*: 70000\.0",
+        ),
         ({"features": "a", "feature_dtype": "int8"}, "float32 or float64, got 'int8'"),
         ({"feature_dtype": "float32"}, "feature_dtype is given, and no features"),
     ],
-)  # fmt: skip
+)
 def test_types_of_features_that_cannot_be(tmp_path: Path, given: dict, message: str) -> None:
     arguments = _write(tmp_path, {"a": [1.0] * 5, "b": [1.0, np.inf, 1.0, 70_000.0, 1.0]})
     arguments["nodes"] = NodeTable(tmp_path / "nodes", **given)

@@ -92,9 +92,15 @@ def test_planted_communities_are_found_and_loaded_in_each_way(tmp_path: Path, me
         pytest.importorskip("pymetis")
     edges, planted = _planted()
     partition_tables(
-        *_tables(edges, len(planted)), 4, tmp_path / "parts", method=method,
-        communities=NUM_PLANTED, progress=False, threads=1, order="degree",
-    )  # fmt: skip
+        *_tables(edges, len(planted)),
+        4,
+        tmp_path / "parts",
+        method=method,
+        communities=NUM_PLANTED,
+        progress=False,
+        threads=1,
+        order="degree",
+    )
     owners, communities = _loaded(tmp_path / "parts", 4, len(planted), verify="now")
     _check_nested(owners, communities)
     members = [planted[communities == k] for k in range(NUM_PLANTED)]
@@ -111,9 +117,14 @@ def test_parts_are_nearly_as_good_as_those_of_metis(tmp_path: Path, graph: str) 
     for method in ("ldg", "metis"):
         root = tmp_path / method
         partition_tables(
-            *_tables(edges, num_nodes), 4, root, method=method, communities=20, progress=False,
+            *_tables(edges, num_nodes),
+            4,
+            root,
+            method=method,
+            communities=20,
+            progress=False,
             threads=1,
-        )  # fmt: skip
+        )
         owners, communities = _loaded(root, 4, num_nodes)
         cuts[method], finer[method] = _cut(edges, owners), _cut(edges, communities)
         assert np.bincount(owners).max() <= 1.05 * num_nodes / 4 + 1
@@ -268,13 +279,17 @@ def test_batches_are_the_same_bits_and_keep_attributes_of_users(
     pytest.importorskip("pymetis")
     edges, planted = _planted()
     count = len(planted)
-    data = Data(x=torch.arange(count).float().view(-1, 1), edge_index=torch.tensor(edges),
-                community=torch.arange(count) % 7)  # fmt: skip
+    data = Data(
+        x=torch.arange(count).float().view(-1, 1),
+        edge_index=torch.tensor(edges),
+        community=torch.arange(count) % 7,
+    )
     digests = []
     for communities in (None, NUM_PLANTED):
         root = tmp_path / str(communities)
-        partition_graph(data, 1, root, method="metis", communities=communities, format=format,
-                        progress=False)  # fmt: skip
+        partition_graph(
+            data, 1, root, method="metis", communities=communities, format=format, progress=False
+        )
         dataset = DistDataset.load(root, 0)
         has = (N, COMMUNITY) in dataset.view().node_attributes
         assert has == (communities is not None)

@@ -36,11 +36,7 @@ def _edges(folder: Path, name: str, count: int, weight: bool) -> tuple[str, list
     [("in", "random", False), ("in", "ldg", True), ("out", "random", True), ("out", "ldg", False)],
 )
 def test_each_edge_leads_back_to_its_row(
-    tmp_path: Path,
-    work_sizes,
-    edge_dir: EdgeDir,
-    method: Method,
-    join: bool,
+    tmp_path: Path, work_sizes, edge_dir: EdgeDir, method: Method, join: bool
 ) -> None:
     if join:  # as where the ids of nodes do not fit into memory
         work_sizes(index_share=0.0)
@@ -55,13 +51,24 @@ def test_each_edge_leads_back_to_its_row(
     }
     edges: dict[EdgeType, Any] = {
         BUYS: EdgeTable(tables[BUYS][0], weight="w"),
-        LIKES: [EdgeTable(tables[LIKES][0]),
-                EdgeTable(pa.table({"src": ["u1"], "dst": [2]}), supervision="positive")],
-    }  # fmt: skip
+        LIKES: [
+            EdgeTable(tables[LIKES][0]),
+            EdgeTable(pa.table({"src": ["u1"], "dst": [2]}), supervision="positive"),
+        ],
+    }
     partition_tables(
-        nodes, edges, 3, tmp_path / "graph", method=method, edge_dir=edge_dir, edge_rows=True,
-        drop_dangling=True, progress=False, memory="400MB", threads=2,
-    )  # fmt: skip
+        nodes,
+        edges,
+        3,
+        tmp_path / "graph",
+        method=method,
+        edge_dir=edge_dir,
+        edge_rows=True,
+        drop_dangling=True,
+        progress=False,
+        memory="400MB",
+        threads=2,
+    )
     datasets = [DistDataset.load(tmp_path / "graph", k, verify="now") for k in range(3)]
     for edge_type, (_, rows) in tables.items():
         seen = []
@@ -74,9 +81,10 @@ def test_each_edge_leads_back_to_its_row(
             assert other.to_table_rows(ids, edge_type).tolist() == found.tolist()
             sources, targets = edges_of(adjacency, dataset.edge_dir)
             ends = zip(
-                dataset.to_original(sources, "user"), dataset.to_original(targets, "item"),
+                dataset.to_original(sources, "user"),
+                dataset.to_original(targets, "item"),
                 strict=True,
-            )  # fmt: skip
+            )
             assert list(ends) == [rows[row][:2] for row in found.tolist()]
             if edge_type == BUYS:
                 assert adjacency.weights is not None
@@ -91,8 +99,11 @@ def test_each_edge_leads_back_to_its_row(
 
 def test_batches_lead_back_to_the_table(tmp_path: Path) -> None:
     table = pa.table({"src": [0, 1, 2, 0, 1], "dst": [1, 2, 0, 2, 0], "w": [1.0, 2, 3, 4, 5]})
-    nodes = NodeTable(pa.table({"id": [0, 1, 2], "x": [[0.0], [1.0], [2.0]]}), features="x",
-                      feature_dtype="float32")  # fmt: skip
+    nodes = NodeTable(
+        pa.table({"id": [0, 1, 2], "x": [[0.0], [1.0], [2.0]]}),
+        features="x",
+        feature_dtype="float32",
+    )
     edges = EdgeTable(table, features="w", feature_dtype="float32")
     partition_tables(
         nodes, edges, 1, tmp_path / "graph", edge_rows=True, progress=False, memory="300MB"

@@ -66,15 +66,17 @@ def test_times_keep_the_unit_of_their_file(tmp_path: Path, unit: str) -> None:
 
 @pytest.mark.parametrize(
     ("column", "values", "text"),
-    [("weight", [1.0, 1e300, 1.0], r"too large for float32: row 1: 1e\+300"),
-     ("weight", [1.0, None, 1.0], "has nulls: row 1"),
-     ("weight", [1.0, -0.5, 1.0], "must be finite and not negative: row 1: -0.5"),
-     ("weight", [[1.0], [2.0], [3.0]], "weights are numbers, 'c' holds lists"),
-     ("time", pa.array([1, 2, 2**63], pa.uint64()), "too large for int64: row 2: 9223372036"),
-     ("time", [0.5, 1.5, 2.5], "times must be integers or timestamps"),
-     ("features", pa.array([1, 2, 2**63], pa.uint64()), "too large for int64: row 2"),
-     ("features", ["a", "b", "c"], "features must be numbers")],
-)  # fmt: skip
+    [
+        ("weight", [1.0, 1e300, 1.0], r"too large for float32: row 1: 1e\+300"),
+        ("weight", [1.0, None, 1.0], "has nulls: row 1"),
+        ("weight", [1.0, -0.5, 1.0], "must be finite and not negative: row 1: -0.5"),
+        ("weight", [[1.0], [2.0], [3.0]], "weights are numbers, 'c' holds lists"),
+        ("time", pa.array([1, 2, 2**63], pa.uint64()), "too large for int64: row 2: 9223372036"),
+        ("time", [0.5, 1.5, 2.5], "times must be integers or timestamps"),
+        ("features", pa.array([1, 2, 2**63], pa.uint64()), "too large for int64: row 2"),
+        ("features", ["a", "b", "c"], "features must be numbers"),
+    ],
+)
 def test_columns_that_cannot_be_stored(tmp_path: Path, column: str, values, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         _partition(tmp_path, {"c": values}, {column: "c"})
@@ -95,9 +97,14 @@ def test_ids_beyond_int32_and_beyond_doubles_are_told_apart(
             pyarrow.csv.write_csv(table, tmp_path / f"{name}.csv")
         nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
     partition_tables(
-        NodeTable(nodes), EdgeTable(edges), 2, tmp_path / "parts", progress=False, threads=1,
+        NodeTable(nodes),
+        EdgeTable(edges),
+        2,
+        tmp_path / "parts",
+        progress=False,
+        threads=1,
         method="random",
-    )  # fmt: skip
+    )
     found: dict[int, int] = {}
     for k in range(2):
         dataset = DistDataset.load(tmp_path / "parts", k)

@@ -48,40 +48,88 @@ def _with(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
 
 DELTA: dict[str, tuple[bool, list[pa.Table], dict[str, Any], dict[str, Any]]] = {
     "its own rows": (True, [_ends(9), _ends(0)], LONG, {}),
-    "another column is partitioned by":
-        (True, [_ends(0)], LONG | {"day": "string"}, {"partition": "day"}),
-    "another column was removed, another added":
-        (True, [_with(_ends(0), "old", [1, 2, 3, 4]), _ends(4)], LONG | {"new": "string"}, {}),
-    "rows may be deleted, and none is":
-        (True, [_ends(0), _ends(4)], LONG, {"features": ["deletionVectors"]}),
-    "another layout of texts":
-        (True, [pa.table({"src": pa.array(["a"], pa.large_string())})], {"src": "string"}, {}),
+    "another column is partitioned by": (
+        True,
+        [_ends(0)],
+        LONG | {"day": "string"},
+        {"partition": "day"},
+    ),
+    "another column was removed, another added": (
+        True,
+        [_with(_ends(0), "old", [1, 2, 3, 4]), _ends(4)],
+        LONG | {"new": "string"},
+        {},
+    ),
+    "rows may be deleted, and none is": (
+        True,
+        [_ends(0), _ends(4)],
+        LONG,
+        {"features": ["deletionVectors"]},
+    ),
+    "another layout of texts": (
+        True,
+        [pa.table({"src": pa.array(["a"], pa.large_string())})],
+        {"src": "string"},
+        {},
+    ),
     "another layout of lists": (True, [_vectors(pa.list_(pa.float32(), 2))], VECTORS, {}),
-    "deleted rows": (False, [_ends(0), _ends(4)], LONG, {
-        "features": ["deletionVectors"], "of_files": {1: deletion_vector([0, 3])}}),
-    "deleted rows, if any, of files of unknown length": (False, [_ends(0)], LONG, {
-        "features": ["deletionVectors"], "of_files": {0: {"stats": None}}}),
-    "renamed columns": (False, [_ends(0).rename_columns(["c1", "c2"])], LONG, {
-        "features": ["columnMapping"], "physical": ["c1", "c2"],
-        "configuration": {"delta.columnMapping.mode": "name"}}),
-    "columns that have changed names with each other": (False, [_ends(0)], LONG, {
-        "features": ["columnMapping"], "physical": ["dst", "src"],
-        "configuration": {"delta.columnMapping.mode": "name"}}),
-    "a partition column, whose files have other values":
-        (False, [_with(_ends(0), "day", ["mon"] * 4)], {"src": "long", "day": "string"},
-         {"partition": "day"}),
+    "deleted rows": (
+        False,
+        [_ends(0), _ends(4)],
+        LONG,
+        {"features": ["deletionVectors"], "of_files": {1: deletion_vector([0, 3])}},
+    ),
+    "deleted rows, if any, of files of unknown length": (
+        False,
+        [_ends(0)],
+        LONG,
+        {"features": ["deletionVectors"], "of_files": {0: {"stats": None}}},
+    ),
+    "renamed columns": (
+        False,
+        [_ends(0).rename_columns(["c1", "c2"])],
+        LONG,
+        {
+            "features": ["columnMapping"],
+            "physical": ["c1", "c2"],
+            "configuration": {"delta.columnMapping.mode": "name"},
+        },
+    ),
+    "columns that have changed names with each other": (
+        False,
+        [_ends(0)],
+        LONG,
+        {
+            "features": ["columnMapping"],
+            "physical": ["dst", "src"],
+            "configuration": {"delta.columnMapping.mode": "name"},
+        },
+    ),
+    "a partition column, whose files have other values": (
+        False,
+        [_with(_ends(0), "day", ["mon"] * 4)],
+        {"src": "long", "day": "string"},
+        {"partition": "day"},
+    ),
     "a file older than a column": (False, [_ends(0), _ends(4).select(["src"])], LONG, {}),
     "a file older than a wider type": (False, [_ends(0), _ends(4, kind=pa.int32())], LONG, {}),
     "all files older than a wider type": (False, [_ends(0, kind=pa.int32())], LONG, {}),
     "columns that differ in case": (False, [_with(_ends(0), "SRC", [7, 7, 7, 7])], LONG, {}),
-    "a column with a name of the engine":
-        (False, [_with(_ends(0), "file_row_number", [7, 7, 7, 7])], LONG, {}),
-    "lists of another layout in each file":
-        (False, [_vectors(pa.list_(pa.float32())), _vectors(pa.list_(pa.float32(), 2))],
-         VECTORS, {}),
+    "a column with a name of the engine": (
+        False,
+        [_with(_ends(0), "file_row_number", [7, 7, 7, 7])],
+        LONG,
+        {},
+    ),
+    "lists of another layout in each file": (
+        False,
+        [_vectors(pa.list_(pa.float32())), _vectors(pa.list_(pa.float32(), 2))],
+        VECTORS,
+        {},
+    ),
     "no rows": (False, [_ends(0, 0)], LONG, {}),
     "no files": (False, [], LONG, {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", DELTA)
@@ -207,8 +255,10 @@ def test_a_copy_gives_the_same_run(
     given = {
         "nodes": NodeTable(delta=tmp_path / "nodes", **NODES),
         "edges": EdgeTable(iceberg="lake.n.edges", **EDGES),
-        **HOW, "method": "ldg", "edge_rows": True,
-    }  # fmt: skip
+        **HOW,
+        "method": "ldg",
+        "edge_rows": True,
+    }
     in_place = partition_tables(root=tmp_path / "in place", **given)
     copy_versions(monkeypatch)
     copied = partition_tables(root=tmp_path / "copied", **given)

@@ -45,8 +45,21 @@ def _extract(name: str, folder: Path) -> Path:
 
 
 def _run(library: str, path: Path, root: Path, *flags: str) -> int:
-    return main(["--from", library, str(path), "--root", str(root), "--memory", "400MB",
-                 "--threads", "1", "--quiet", *flags])  # fmt: skip
+    return main(
+        [
+            "--from",
+            library,
+            str(path),
+            "--root",
+            str(root),
+            "--memory",
+            "400MB",
+            "--threads",
+            "1",
+            "--quiet",
+            *flags,
+        ]
+    )
 
 
 def _parts(root: Path, count: int) -> list[DistDataset]:
@@ -312,8 +325,9 @@ def test_times_and_damage_of_pyg(tmp_path: Path, monkeypatch, capsys) -> None:
         return capsys.readouterr().err
 
     edges = torch.load(source / "part_0/edge_feats.pt", weights_only=False)
-    torch.save(dict(edges) | {"global_id": edges["global_id"].flip(0)},
-               source / "part_0/edge_feats.pt")  # fmt: skip
+    torch.save(
+        dict(edges) | {"global_id": edges["global_id"].flip(0)}, source / "part_0/edge_feats.pt"
+    )
     assert "features are in another order than edges" in error()
     torch.save({"edges": 1}, source / "part_0/graph.pt")
     assert "part_0 is damaged: KeyError: 'row'" in error()
@@ -333,30 +347,44 @@ def _task(folder: Path, *, snake: bool = False) -> Path:
     """Write GiGL's metadata of the records in ``folder``; return the file of the task."""
     case = typed()
     node_types, edge_types = list(case.nodes), list(case.edges)
-    triples = [dict(zip(("srcNodeType", "relation", "dstNodeType"), t, strict=True))
-               for t in edge_types]  # fmt: skip
+    triples = [
+        dict(zip(("srcNodeType", "relation", "dstNodeType"), t, strict=True)) for t in edge_types
+    ]
     metadata = {
-        "nodeTypes": node_types, "edgeTypes": triples,
+        "nodeTypes": node_types,
+        "edgeTypes": triples,
         "condensedNodeTypeMap": dict(enumerate(node_types)),
         "condensedEdgeTypeMap": {str(i): triple for i, triple in enumerate(triples)},
-    }  # fmt: skip
+    }
     nodes = {
-        str(i): {"nodeIdKey": "node_id", "featureKeys": ["age", "last", "wide"], "featureDim": 4,
-                 "labelKeys": ["label"] if "label" in case.nodes[node_type] else [],
-                 "tfrecordUriPrefix": f"{folder}/nodes/{node_type}/"}
+        str(i): {
+            "nodeIdKey": "node_id",
+            "featureKeys": ["age", "last", "wide"],
+            "featureDim": 4,
+            "labelKeys": ["label"] if "label" in case.nodes[node_type] else [],
+            "tfrecordUriPrefix": f"{folder}/nodes/{node_type}/",
+        }
         for i, node_type in enumerate(node_types)
-    }  # fmt: skip
+    }
     edges = {
-        str(i): {"srcNodeIdKey": "src", "dstNodeIdKey": "dst", "mainEdgeInfo": {
-            "featureKeys": ["score"], "tfrecordUriPrefix": f"{folder}/edges/{edge_type[1]}/data"}}
+        str(i): {
+            "srcNodeIdKey": "src",
+            "dstNodeIdKey": "dst",
+            "mainEdgeInfo": {
+                "featureKeys": ["score"],
+                "tfrecordUriPrefix": f"{folder}/edges/{edge_type[1]}/data",
+            },
+        }
         for i, edge_type in enumerate(edge_types)
-    }  # fmt: skip
+    }
     buys = edges[str(edge_types.index(BUYS))]
     for sign in ("positive", "negative"):
         place = f"{folder}/edges/{sign}"
         buys[f"{sign}EdgeInfo"] = {"tfrecordUriPrefix": place, "featureKeys": ["score"]}
-    rows = {"condensedNodeTypeToPreprocessedMetadata": nodes,
-            "condensedEdgeTypeToPreprocessedMetadata": edges}  # fmt: skip
+    rows = {
+        "condensedNodeTypeToPreprocessedMetadata": nodes,
+        "condensedEdgeTypeToPreprocessedMetadata": edges,
+    }
     shared = {"preprocessedMetadataUri": str(folder / "preprocessed.yaml")}
     task = {"graphMetadata": metadata, "sharedConfig": shared, "featureFlags": {}}
     for name, content in (("preprocessed", rows), ("task", task)):
@@ -371,8 +399,10 @@ def _snake(content: Any) -> Any:
         return [_snake(value) for value in content]
     if not isinstance(content, dict):
         return content
-    return {re.sub("(?<=[a-z])[A-Z]", lambda x: "_" + x[0].lower(), str(name)): _snake(value)
-            for name, value in content.items()}  # fmt: skip
+    return {
+        re.sub("(?<=[a-z])[A-Z]", lambda x: "_" + x[0].lower(), str(name)): _snake(value)
+        for name, value in content.items()
+    }
 
 
 @pytest.mark.parametrize("snake", [False, True])
@@ -390,16 +420,19 @@ def test_records_of_gigl(tmp_path: Path, snake: bool, caplog, capsys) -> None:
     for rows in case.edges.values():
         rows["score"] = rows["score"][:, None]
     _check_edges(case, parts, "in", None, "score")
-    for label, step in ((message_passing_to_positive_label(BUYS), slice(None, None, 5)),
-                        (message_passing_to_negative_label(BUYS), slice(1, None, 7))):  # fmt: skip
+    for label, step in (
+        (message_passing_to_positive_label(BUYS), slice(None, None, 5)),
+        (message_passing_to_negative_label(BUYS), slice(1, None, 7)),
+    ):
         found = [
             (int(anchor), int(node))
             for part in parts
             for anchor, node in zip(
                 part.to_original(part.label_edges[label][0], "user"),
-                part.to_original(part.label_edges[label][1], "item"), strict=True,
+                part.to_original(part.label_edges[label][1], "item"),
+                strict=True,
             )
-        ]  # fmt: skip
+        ]
         assert sorted(found) == sorted(map(tuple, case.edges[BUYS]["ends"].T[step].tolist()))
     assert "positiveEdgeInfo: score left out" in caplog.text
 
@@ -434,8 +467,9 @@ def _varint(value: int) -> bytes:
 
 def _example(**lists: bytes) -> bytes:
     """Return an example of encoded lists; ``a=b"..."``: content of the value message."""
-    entries = [_sized(1, _sized(1, name.encode()) + _sized(2, value))
-               for name, value in lists.items()]  # fmt: skip
+    entries = [
+        _sized(1, _sized(1, name.encode()) + _sized(2, value)) for name, value in lists.items()
+    ]
     return _sized(1, b"".join(entries))
 
 
@@ -458,10 +492,14 @@ def _read(content: bytes, *columns: str, name: str = "a.tfrecord") -> dict[str, 
 def test_all_encodings_of_an_example() -> None:
     extremes = [-(2**63), -1, 0, 127, 128, 2**63 - 1]
     records = [
-        _example(a=_ints(*extremes, packed=packed), b=_floats(0.5, -1e30, packed=packed),
-                 ab=_floats(9.0), c=_sized(1, _sized(1, b"text")))
+        _example(
+            a=_ints(*extremes, packed=packed),
+            b=_floats(0.5, -1e30, packed=packed),
+            ab=_floats(9.0),
+            c=_sized(1, _sized(1, b"text")),
+        )
         for packed in (True, False)
-    ]  # fmt: skip
+    ]
     # Fields of a later version are skipped, whatever their type; a list in two pieces is one.
     unknown = b"\x18\x05" + b"\x21" + bytes(8) + b"\x2d" + bytes(4) + _sized(6, b"xyz")
     pieces = _sized(3, b"".join(_sized(1, _varint(value)) for value in extremes))

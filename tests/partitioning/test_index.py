@@ -62,10 +62,12 @@ def _tables(*, nulls: bool = False) -> tuple[NodeTable, EdgeTable]:
         for _ in range(2)
     ]
     edges = {
-        "src": ends[0], "dst": ends[1], "w": random.random(400),
+        "src": ends[0],
+        "dst": ends[1],
+        "w": random.random(400),
         "t": pa.array(random.integers(0, 9, 400), pa.timestamp("s")),
         "x": pa.array([[i, -i] for i in range(400)], pa.list_(pa.float32(), 2)),
-    }  # fmt: skip
+    }
     table = EdgeTable(pa.table(edges), weight="w", time="t", features="x")
     return NodeTable(pa.table({"id": ids})), table
 
@@ -86,10 +88,16 @@ def test_a_join_gives_the_same_bytes(
             monkeypatch.setattr(id_index, "_find", None)
         reports.append(
             partition_tables(
-                nodes, edges, 3, tmp_path / name, method=method, threads=1,
-                drop_dangling=True, progress=False,
+                nodes,
+                edges,
+                3,
+                tmp_path / name,
+                method=method,
+                threads=1,
+                drop_dangling=True,
+                progress=False,
             )
-        )  # fmt: skip
+        )
     assert _bytes(tmp_path / "index") == _bytes(tmp_path / "join")
     assert reports[0].dangling == reports[1].dangling
     assert sum(reports[0].dangling.values()) > 0

@@ -20,12 +20,21 @@ def _tables(folder: Path) -> dict[str, str]:
     rng = random.Random(3)
     ids = [f"n{i}" for i in rng.sample(range(10**6), ROWS)]
     nodes = pa.table(
-        {"id": ids, "x": [[float(i)] for i in range(ROWS)], "y": list(range(ROWS)),
-         "s": [("train", "val", None)[i % 3] for i in range(ROWS)]}
-    )  # fmt: skip
+        {
+            "id": ids,
+            "x": [[float(i)] for i in range(ROWS)],
+            "y": list(range(ROWS)),
+            "s": [("train", "val", None)[i % 3] for i in range(ROWS)],
+        }
+    )
     pairs = [(rng.choice(ids), rng.choice(ids)) for _ in range(5 * ROWS)]
-    edges = pa.table({"src": [p[0] for p in pairs], "dst": [p[1] for p in pairs],
-                      "w": [i / 8 for i in range(len(pairs))]})  # fmt: skip
+    edges = pa.table(
+        {
+            "src": [p[0] for p in pairs],
+            "dst": [p[1] for p in pairs],
+            "w": [i / 8 for i in range(len(pairs))],
+        }
+    )
     for name, table in (("nodes", nodes), ("edges", edges)):
         (folder / name).mkdir(parents=True)
         half = table.num_rows // 2
@@ -54,8 +63,11 @@ def test_killed_at_drawn_moments_it_ends_with_the_same_bytes(
 ) -> None:
     log = tmp_path / "log"
     arguments = _tables(tmp_path / "tables") | {
-        "method": method, "order": order, "communities": communities, "log": str(log),
-    }  # fmt: skip
+        "method": method,
+        "order": order,
+        "communities": communities,
+        "log": str(log),
+    }
     whole = arguments | {"root": str(tmp_path / "whole"), "moment": 10**9}
     assert _run(whole) == 0
     rng, killed = random.Random(method), 0

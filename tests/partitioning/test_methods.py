@@ -55,7 +55,8 @@ def test_random_owners_follow_from_row_and_seed(rows: list[int], seed: int, coun
 
 def test_random_owners_stay_those_that_files_have_and_are_even() -> None:
     assert random_owner(np.arange(12), 5, 0).tolist() == [
-        _split_mix(row, 0) % 5 for row in range(12)]  # fmt: skip
+        _split_mix(row, 0) % 5 for row in range(12)
+    ]
     counts = np.bincount(random_owner(np.arange(30_000), 3, 7))
     assert counts.min() > 9700, "10,000 and 3 standard deviations of 82"
 
@@ -80,8 +81,11 @@ def test_a_column_says_who_owns_a_node(tmp_path: Path) -> None:
 
     for number, kind in enumerate((pa.int64(), pa.int8(), pa.uint8())):
         assert place(f"good{number}", pa.array([2, 0, 1], kind)) == [2, 0, 1]
-        with pytest.raises(ConfigError, match=r"'p' .*must hold partitions, 0 to 2: row 1: None; "
-                           r"row 2: 3$"):  # fmt: skip
+        with pytest.raises(
+            ConfigError,
+            match=r"'p' .*must hold partitions, 0 to 2: row 1: None; "
+            r"row 2: 3$",
+        ):
             place(f"null{number}", pa.array([2, None, 3], kind))
     with pytest.raises(ConfigError, match="row 0: -1"):
         place("negative", pa.array([-1]))
@@ -97,8 +101,12 @@ def _union(folder: Path, pairs: dict[tuple, list[tuple[int, int]]], counts: dict
     for edge_type, ends in pairs.items():
         where = folder / edge_type[1] / "part=0"
         where.mkdir(parents=True)
-        table = pa.table({"row": pa.array([a for a, _ in ends], pa.uint32()),
-                          "neighbor": pa.array([b for _, b in ends], pa.uint32())})  # fmt: skip
+        table = pa.table(
+            {
+                "row": pa.array([a for a, _ in ends], pa.uint32()),
+                "neighbor": pa.array([b for _, b in ends], pa.uint32()),
+            }
+        )
         pq.write_table(table, where / "0.parquet")
         edges[edge_type] = EdgesByPartition(
             where.parent, np.array([len(ends)]), files=[where.parent]

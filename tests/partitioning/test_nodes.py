@@ -38,10 +38,14 @@ def _table(folder: Path, files: list[list[Any]], kind: Any = None) -> Table:
     return Table(_job(folder), "t", where, "nodes of 'n'")
 
 
-@settings(max_examples=examples(25), deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
-@given(st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=3),
-       st.integers(1, 5))  # fmt: skip
+@settings(
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=3), st.integers(1, 5)
+)
 def test_numbers_count_by_partition_and_then_by_row(
     tmp_path: Path, owners: list[list[int]], step: int
 ) -> None:
@@ -75,9 +79,14 @@ def test_ids_are_written_there_and_back(tmp_path: Path, ids: list[Any]) -> None:
         pq.write_table(table, tmp_path / f"nodes/{i}.parquet")
     edges = EdgeTable(pa.table({"src": ids[:2], "dst": ids[3:]}))
     partition_tables(
-        NodeTable(tmp_path / "nodes", partition="owner"), edges, 3, tmp_path / "out",
-        method="column", progress=False, threads=1,
-    )  # fmt: skip
+        NodeTable(tmp_path / "nodes", partition="owner"),
+        edges,
+        3,
+        tmp_path / "out",
+        method="column",
+        progress=False,
+        threads=1,
+    )
     in_order = [ids[i] for i in (1, 2, 4, 0, 3)]
     for k in range(3):
         dataset = DistDataset.load(tmp_path / "out", k, verify="now")

@@ -48,8 +48,10 @@ def test_degrees_and_places(
 ) -> None:
     work_sizes(numbers=64, edges_a_node=edges_a_node)
     random = np.random.default_rng(3)
-    neighbors = [(NODES * random.random(count) ** 3).astype(dtype)
-                 for count, dtype in ((700, np.int32), (0, np.int32), (900, np.int64))]  # fmt: skip
+    neighbors = [
+        (NODES * random.random(count) ** 3).astype(dtype)
+        for count, dtype in ((700, np.int32), (0, np.int32), (900, np.int64))
+    ]
     job = _job(tmp_path / "scratch", usable_bytes)
     degrees = count_degrees(job, N, NODES, _edge_files(tmp_path / "edges", neighbors))
     assert len(degrees.paths) == passes
@@ -85,18 +87,26 @@ def _tables(folder: Path) -> dict[str, Any]:
     np.save(folder / "x.npy", random.random((NODES, 5)).astype(np.float16))
     columns = {"id": ids, "y": np.arange(NODES) % 7, "t": np.arange(NODES) - 3}
     nodes = pa.table(
-        {**columns, "wide": pa.array(random.random((NODES, 3)).tolist(), pa.list_(pa.float64())),
-         "s": [("train", "val", "test", None)[i % 4] for i in range(NODES)]}
-    )  # fmt: skip
+        {
+            **columns,
+            "wide": pa.array(random.random((NODES, 3)).tolist(), pa.list_(pa.float64())),
+            "s": [("train", "val", "test", None)[i % 4] for i in range(NODES)],
+        }
+    )
     for i, size in enumerate((400, 399, 201)):
-        pq.write_table(nodes.slice(400 * min(i, 1) + 399 * (i == 2), size),
-                       folder / f"nodes{i}.parquet")  # fmt: skip
+        pq.write_table(
+            nodes.slice(400 * min(i, 1) + 399 * (i == 2), size), folder / f"nodes{i}.parquet"
+        )
     ends = (NODES * random.random((2, 6000)) ** 3).astype(np.int64)
     pq.write_table(pa.table({"src": ids[ends[0]], "dst": ids[ends[1]]}), folder / "edges.parquet")
     node_table = NodeTable(
-        [folder / f"nodes{i}.parquet" for i in range(3)], features=str(folder / "x.npy"),
-        label="y", time="t", attributes="wide", split="s",
-    )  # fmt: skip
+        [folder / f"nodes{i}.parquet" for i in range(3)],
+        features=str(folder / "x.npy"),
+        label="y",
+        time="t",
+        attributes="wide",
+        split="s",
+    )
     return {"nodes": node_table, "edges": EdgeTable(folder / "edges.parquet")}
 
 
@@ -105,9 +115,13 @@ def test_the_size_of_buckets_does_not_change_a_byte(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch, work_sizes
 ) -> None:
     given = _tables(tmp_path / "tables") | {
-        "num_partitions": 3, "order": "degree", "progress": False, "method": method, "threads": 1,
+        "num_partitions": 3,
+        "order": "degree",
+        "progress": False,
+        "method": method,
+        "threads": 1,
         "time_attr": "time",
-    }  # fmt: skip
+    }
     partition_tables(**given, root=tmp_path / "large")
     work_sizes(bucket_bytes=4000)  # 74 rows of 54 bytes
     with _placing(monkeypatch) as buckets:

@@ -33,9 +33,13 @@ INTS = pa.list_(pa.int64(), 2)
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    tables(), st.integers(1, 3), st.sampled_from(["contiguous", "random", "ldg", "metis"]),
-    st.sampled_from(["in", "out"]), st.integers(1, 3), st.sampled_from(["ids", "degree"]),
-)  # fmt: skip
+    tables(),
+    st.integers(1, 3),
+    st.sampled_from(["contiguous", "random", "ldg", "metis"]),
+    st.sampled_from(["in", "out"]),
+    st.integers(1, 3),
+    st.sampled_from(["ids", "degree"]),
+)
 def test_partitions_unite_to_the_tables(
     tmp_path: Path,
     graph: Tables,
@@ -48,9 +52,18 @@ def test_partitions_unite_to_the_tables(
     shutil.rmtree(tmp_path / "tables", ignore_errors=True)
     nodes, edges = graph.write(tmp_path / "tables", files)
     partition_tables(
-        nodes, edges, count, tmp_path / "parts", method=method, edge_dir=edge_dir, seed=5,
-        progress=False, overwrite=True, threads=1, order=order,
-    )  # fmt: skip
+        nodes,
+        edges,
+        count,
+        tmp_path / "parts",
+        method=method,
+        edge_dir=edge_dir,
+        seed=5,
+        progress=False,
+        overwrite=True,
+        threads=1,
+        order=order,
+    )
     for mmap in (False, True):
         loaded = [
             DistDataset.load(tmp_path / "parts", k, mmap=mmap, verify="now") for k in range(count)
@@ -68,11 +81,14 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
     count, pairs = graph.num_nodes[N], graph.edges[E]
     ids = list(range(count))
     nodes = pa.table(
-        {"id": pa.array(ids, pa.int64()), "t": pa.array([_time_of(i) for i in ids], pa.int64()),
-         "y": pa.array([[i, 100 + i] for i in ids], INTS),
-         "x": pa.array([[i, -i, 7] for i in ids], pa.list_(pa.float32(), 3)),
-         "s": pa.array([("train", "val", "test")[i % 3] for i in ids], pa.string())}
-    )  # fmt: skip
+        {
+            "id": pa.array(ids, pa.int64()),
+            "t": pa.array([_time_of(i) for i in ids], pa.int64()),
+            "y": pa.array([[i, 100 + i] for i in ids], INTS),
+            "x": pa.array([[i, -i, 7] for i in ids], pa.list_(pa.float32(), 3)),
+            "s": pa.array([("train", "val", "test")[i % 3] for i in ids], pa.string()),
+        }
+    )
     folder.mkdir(exist_ok=True)
     pq.write_table(nodes, folder / "nodes.parquet")
     edges = []
@@ -80,15 +96,18 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
     for name, ends in (("edges", pairs), ("positive", positives), ("negative", negatives)):
         if ends is None:
             continue
-        columns = {end: pa.array([pair[k] for pair in ends], pa.int64())
-                   for k, end in enumerate(("src", "dst"))}  # fmt: skip
+        columns = {
+            end: pa.array([pair[k] for pair in ends], pa.int64())
+            for k, end in enumerate(("src", "dst"))
+        }
         columns["w"] = pa.array([i / 4 for i in range(len(ends))], pa.float32())
         pq.write_table(pa.table(columns), folder / f"{name}.parquet")
         how: dict[str, Any] = {"weight": "w"} if name == "edges" else {"supervision": name}
         edges.append(EdgeTable(folder / f"{name}.parquet", **how))
-    return {"nodes": NodeTable(folder / "nodes.parquet", features="x", label="y", split="s",
-                               time="t"),
-            "edges": edges}  # fmt: skip
+    return {
+        "nodes": NodeTable(folder / "nodes.parquet", features="x", label="y", split="s", time="t"),
+        "edges": edges,
+    }
 
 
 @settings(
@@ -97,24 +116,40 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    homogeneous(), st.integers(1, 3), st.sampled_from(["in", "out"]),
+    homogeneous(),
+    st.integers(1, 3),
+    st.sampled_from(["in", "out"]),
     st.sampled_from(["ids", "degree"]),
-)  # fmt: skip
+)
 @example(Graph({N: 1}, {E: []}, {}, False), 2, "in", "degree")  # a part without nodes
 def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
     tmp_path: Path, graph: Graph, count: int, edge_dir: EdgeDir, order: Any
 ) -> None:
     tables = _as_tables(graph, tmp_path / "tables")
     partition_tables(
-        **tables, num_partitions=count, root=tmp_path / "a", edge_dir=edge_dir, progress=False,
-        overwrite=True, threads=1, time_attr="time", order=order,
-    )  # fmt: skip
+        **tables,
+        num_partitions=count,
+        root=tmp_path / "a",
+        edge_dir=edge_dir,
+        progress=False,
+        overwrite=True,
+        threads=1,
+        time_attr="time",
+        order=order,
+    )
     data = graph.to_pyg()
     data.time = torch.tensor([_time_of(i) for i in range(graph.num_nodes[N])], dtype=torch.int64)
     partition_graph(
-        data, count, tmp_path / "b", edge_dir=edge_dir, progress=False,
-        supervision=graph.supervision(), overwrite=True, time_attr="time", order=order,
-    )  # fmt: skip
+        data,
+        count,
+        tmp_path / "b",
+        edge_dir=edge_dir,
+        progress=False,
+        supervision=graph.supervision(),
+        overwrite=True,
+        time_attr="time",
+        order=order,
+    )
     for k in range(count):
         if order == "degree":
             ours, theirs = (_row_files(tmp_path / name / f"part{k}") for name in ("a", "b"))
@@ -165,9 +200,13 @@ def test_links_are_split_and_the_ids_of_the_tables_stay(tmp_path: Path) -> None:
     nodes = pa.table({"id": ids, "x": [float(i) for i in range(20)]})
     pairs = {"src": [ids[i % 20] for i in range(60)], "dst": [ids[(3 * i) % 20] for i in range(60)]}
     partition_tables(
-        NodeTable(nodes, features="x"), EdgeTable(pa.table(pairs)), 2, tmp_path / "parts",
-        method="random", progress=False,
-    )  # fmt: skip
+        NodeTable(nodes, features="x"),
+        EdgeTable(pa.table(pairs)),
+        2,
+        tmp_path / "parts",
+        method="random",
+        progress=False,
+    )
     split_partitions(tmp_path / "parts", tmp_path / "split", num_val=0.2, num_test=0.2, seed=1)
     found = []
     for k in range(2):

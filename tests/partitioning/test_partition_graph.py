@@ -23,9 +23,11 @@ from gigl_loader.partitioning.partition_graph import partition_graph
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    graphs(), st.integers(1, 4), st.sampled_from(["contiguous", "random", "metis"]),
+    graphs(),
+    st.integers(1, 4),
+    st.sampled_from(["contiguous", "random", "metis"]),
     st.sampled_from(["in", "out"]),
-)  # fmt: skip
+)
 def test_partitions_on_disk_unite_to_the_graph(
     tmp_path: Path, graph: Graph, count: int, method: str, edge_dir: EdgeDir
 ) -> None:
@@ -60,9 +62,11 @@ def test_glt_reads_what_we_write(tmp_path: Path, graph: Graph, edge_dir: EdgeDir
             assert feats.feats[:, 0].tolist() == part.eids.tolist()
             assert ((edge_pb[key] if key else edge_pb)[part.eids] == index).all()
             edge_rows[edge_type] += zip(
-                part.eids.tolist(), part.edge_index[0].tolist(), part.edge_index[1].tolist(),
+                part.eids.tolist(),
+                part.edge_index[0].tolist(),
+                part.edge_index[1].tolist(),
                 strict=True,
-            )  # fmt: skip
+            )
         for node_type in graph.num_nodes:
             part, book = (
                 (nodes[node_type], node_pb[node_type]) if graph.heterogeneous else (nodes, node_pb)

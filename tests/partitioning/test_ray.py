@@ -25,9 +25,12 @@ def _tables(folder: Path) -> tuple[NodeTable, EdgeTable]:
     ids = [f"n{(i * 7) % ROWS}" for i in range(ROWS)]
     nodes = pa.table({"id": ids, "x": [[float(i)] for i in range(ROWS)]})
     edges = pa.table(
-        {"src": [ids[i % ROWS] for i in range(200)], "dst": [ids[i * i % ROWS] for i in range(200)],
-         "w": [i / 8 for i in range(200)]}
-    )  # fmt: skip
+        {
+            "src": [ids[i % ROWS] for i in range(200)],
+            "dst": [ids[i * i % ROWS] for i in range(200)],
+            "w": [i / 8 for i in range(200)],
+        }
+    )
     folder.mkdir()
     pq.write_table(nodes, folder / "nodes.parquet")
     (folder / "edges").mkdir()

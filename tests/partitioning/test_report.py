@@ -13,15 +13,22 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def test_figures_of_a_known_graph(tmp_path: Path) -> None:
     nodes = pa.table(
-        {"id": ["a", "b", "c", "d", "e"], "part": [0, 0, 0, 1, 1],
-         "split": ["train", "test", "test", "train", "test"]}
-    )  # fmt: skip
+        {
+            "id": ["a", "b", "c", "d", "e"],
+            "part": [0, 0, 0, 1, 1],
+            "split": ["train", "test", "test", "train", "test"],
+        }
+    )
     edges = pa.table({"src": ["b", "c", "d", "a", "e"], "dst": ["a", "a", "a", "d", "e"]})
     report = partition_tables(
         NodeTable(nodes, id="id", split="split", partition="part"),
-        EdgeTable(edges, src="src", dst="dst"), 2, tmp_path / "out", method="column",
-        progress=False, threads=1,
-    )  # fmt: skip
+        EdgeTable(edges, src="src", dst="dst"),
+        2,
+        tmp_path / "out",
+        method="column",
+        progress=False,
+        threads=1,
+    )
     # edges into a: from b and c here, from d there; into d: from a there; into e: from e here
     assert [(p.nodes, p.edges, p.cut) for p in report.parts] == [(3, 3, 1), (2, 2, 1)]
     remote = [(p.training_neighbors, p.remote_training_neighbors) for p in report.parts]

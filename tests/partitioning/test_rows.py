@@ -22,9 +22,14 @@ def _partition(folder: Path, columns: dict[str, Any], owners: list[int], **spec:
     nodes = pa.table({"id": ids, "owner": owners, **columns})
     edges = EdgeTable(pa.table({"src": [0], "dst": [1]}))
     partition_tables(
-        NodeTable(nodes, partition="owner", **spec), edges, 2, folder / "out", method="column",
-        progress=False, threads=1,
-    )  # fmt: skip
+        NodeTable(nodes, partition="owner", **spec),
+        edges,
+        2,
+        folder / "out",
+        method="column",
+        progress=False,
+        threads=1,
+    )
     return [DistDataset.load(folder / "out", k) for k in range(2)]
 
 
@@ -35,9 +40,10 @@ def _values(dataset: Any, kind: str, name: Any = N) -> Any:
 def test_rows_go_to_the_partitions_that_own_them(tmp_path: Path) -> None:
     columns = {
         "x": pa.array([[i, -i] for i in range(5)], pa.list_(pa.float32())),
-        "y": pa.array([3, 1, 4, 1, 5], pa.int8()), "price": [0.5, 1.5, 2.5, 3.5, 4.5],
+        "y": pa.array([3, 1, 4, 1, 5], pa.int8()),
+        "price": [0.5, 1.5, 2.5, 3.5, 4.5],
         "s": ["train", None, "validation", "test", "train"],
-    }  # fmt: skip
+    }
     spec = {"features": "x", "label": "y", "attributes": "price", "split": "s"}
     first, second = _partition(tmp_path, columns, [1, 0, 1, 0, 1], **spec)
     assert first.num_classes == second.num_classes == 6
@@ -46,17 +52,24 @@ def test_rows_go_to_the_partitions_that_own_them(tmp_path: Path) -> None:
     labels = _values(second, "node_labels")
     assert (labels.tolist(), labels.dtype) == ([3, 4, 5], torch.int64), "what losses take"
     assert _values(first, "node_attributes", (N, "price")).tolist() == [1.5, 3.5]
-    splits = [[part.split_node_ids(name).tolist() for name in ("train", "val", "test")]
-              for part in (first, second)]  # fmt: skip
+    splits = [
+        [part.split_node_ids(name).tolist() for name in ("train", "val", "test")]
+        for part in (first, second)
+    ]
     assert splits == [[[], [], [1]], [[2, 4], [3], []]]
     assert second.view().node_labels[N].first == 2
 
 
 @pytest.mark.parametrize(
     ("labels", "columns", "classes"),
-    [([0, 2, -1], "y", 3), ([-1, -1, -1], "y", 0), ([True, False, True], "y", 2),
-     ([[1, 0], [0, 0], [1, 1]], "y", 2), ([0, 1, 2], ["y", "z"], 2)],
-)  # fmt: skip
+    [
+        ([0, 2, -1], "y", 3),
+        ([-1, -1, -1], "y", 0),
+        ([True, False, True], "y", 2),
+        ([[1, 0], [0, 0], [1, 1]], "y", 2),
+        ([0, 1, 2], ["y", "z"], 2),
+    ],
+)
 def test_classes_are_counted(tmp_path: Path, labels, columns, classes: int) -> None:
     found = _partition(tmp_path, {"y": labels, "z": [0, 0, 0]}, [0, 0, 1], label=columns)
     assert [one.num_classes for one in found] == [classes] * 2
@@ -88,9 +101,11 @@ def test_features_beside_the_table(tmp_path: Path) -> None:
     _, second = _partition(tmp_path, {}, [1, 0, 1], **spec)
     values = _values(second, "node_features")
     assert (values.tolist(), values.dtype) == ([[0], [2]], torch.float16)
-    for array, text in ((np.zeros((2, 3)), r"shape \(2, 3\), the table has 3 rows"),
-                        (np.zeros((3, 1, 1)), "one row of features for each"),
-                        (np.array([{}], object), "Python objects in dtype")):  # fmt: skip
+    for array, text in (
+        (np.zeros((2, 3)), r"shape \(2, 3\), the table has 3 rows"),
+        (np.zeros((3, 1, 1)), "one row of features for each"),
+        (np.array([{}], object), "Python objects in dtype"),
+    ):
         np.save(tmp_path / "x.npy", array)
         with pytest.raises(ConfigError, match=text):
             _partition(tmp_path / "other", {}, [1, 0, 1], **spec)
@@ -98,16 +113,22 @@ def test_features_beside_the_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("values", "spec", "text"),
-    [([1, 2, 3], {"attributes": "_c"}, "attribute '_c' is no public Python name"),
-     ([1, 2, 3], {"attributes": "two words"}, "attribute 'two words' is no public"),
-     (["a", "b", "c"], {"label": "c"}, "labels must be numbers"),
-     ([1, 2, 3], {"split": "gone"}, "has no column 'gone'"),
-     ([0.5, 1.5, 2.5], {"time": "c"}, "times must be integers or timestamps"),
-     ([0, None, 1], {"label": "c"}, r"has nulls \(give nodes without a label -1\): row 1"),
-     (pa.array([0, 1, 2**63], pa.uint64()), {"label": "c"}, "too large for int64: row 2"),
-     (pa.array([0, 1, 2**63], pa.uint64()), {"time": "c"}, "too large for int64: row 2"),
-     (["train", "dev", None], {"split": "c"}, r'must hold "train", .* or nothing: row 1: \'dev\'')],
-)  # fmt: skip
+    [
+        ([1, 2, 3], {"attributes": "_c"}, "attribute '_c' is no public Python name"),
+        ([1, 2, 3], {"attributes": "two words"}, "attribute 'two words' is no public"),
+        (["a", "b", "c"], {"label": "c"}, "labels must be numbers"),
+        ([1, 2, 3], {"split": "gone"}, "has no column 'gone'"),
+        ([0.5, 1.5, 2.5], {"time": "c"}, "times must be integers or timestamps"),
+        ([0, None, 1], {"label": "c"}, r"has nulls \(give nodes without a label -1\): row 1"),
+        (pa.array([0, 1, 2**63], pa.uint64()), {"label": "c"}, "too large for int64: row 2"),
+        (pa.array([0, 1, 2**63], pa.uint64()), {"time": "c"}, "too large for int64: row 2"),
+        (
+            ["train", "dev", None],
+            {"split": "c"},
+            r'must hold "train", .* or nothing: row 1: \'dev\'',
+        ),
+    ],
+)
 def test_columns_and_rows_that_cannot_be(tmp_path: Path, values, spec, text: str) -> None:
     columns = {"c": values, "_c": values, "two words": values}
     with pytest.raises(ConfigError, match=text):
@@ -129,8 +150,15 @@ def test_float64_columns_train_as_float32_and_the_log_says_so(tmp_path: Path, ca
         torch.nn.Linear(2, 1)(values)  # float64 rows raise: the layer's numbers are float32
     caplog.clear()
     chosen = replace(nodes, feature_dtype="float64")
-    partition_tables(chosen, replace(edges, features=None), 1, tmp_path / "g", progress=False,
-                     memory="300MB", overwrite=True)  # fmt: skip
+    partition_tables(
+        chosen,
+        replace(edges, features=None),
+        1,
+        tmp_path / "g",
+        progress=False,
+        memory="300MB",
+        overwrite=True,
+    )
     (wide,) = DistDataset.load(tmp_path / "g", 0).view().node_features.values()
     assert wide.values.dtype == torch.float64
     assert not caplog.records

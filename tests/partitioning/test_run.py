@@ -24,9 +24,12 @@ def _given(folder: Path, table: pa.Table) -> dict[str, Any]:
     np.save(folder / "x.npy", np.arange(4.0))
     return {
         "nodes": NodeTable(folder / "nodes.parquet", features=f"{folder}/x.npy"),
-        "edges": EdgeTable(pa.table(EDGES)), "num_partitions": 2, "root": folder / "parts",
-        "progress": False, "threads": 1,
-    }  # fmt: skip
+        "edges": EdgeTable(pa.table(EDGES)),
+        "num_partitions": 2,
+        "root": folder / "parts",
+        "progress": False,
+        "threads": 1,
+    }
 
 
 @pytest.mark.parametrize("changed", ["nodes.parquet", "x.npy"])
@@ -121,9 +124,12 @@ def test_a_full_disk_is_told_and_the_run_goes_on_with_space(
     pq.write_table(pa.table({"src": ids, "dst": np.roll(ids, 1)}), tmp_path / "edges.parquet")
     given: dict[str, Any] = {
         "nodes": NodeTable(tmp_path / "nodes.parquet", features="x"),
-        "edges": EdgeTable(tmp_path / "edges.parquet"), "num_partitions": 1,
-        "progress": False, "threads": 1, **how,
-    }  # fmt: skip
+        "edges": EdgeTable(tmp_path / "edges.parquet"),
+        "num_partitions": 1,
+        "progress": False,
+        "threads": 1,
+        **how,
+    }
     root = tmp_path / "parts"
     for limit in (0, 5_000, 11_000):
         with files_up_to(limit), pytest.raises((ResourceError, UsageError)) as caught:

@@ -114,8 +114,10 @@ def test_a_path_is_no_pattern(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         pq.write_table(pa.table({"x": [number]}), tmp_path / name / "0.parquet")
         with job.engine() as engine:
-            for source in (to_read(tmp_path / name / "0.parquet"),
-                           to_read(tmp_path / name, "/*.parquet")):  # fmt: skip
+            for source in (
+                to_read(tmp_path / name / "0.parquet"),
+                to_read(tmp_path / name, "/*.parquet"),
+            ):
                 assert engine.sql(f"SELECT x FROM read_parquet({source})").fetchall() == [(number,)]
     assert to_read("s3://bucket/a*") == "'s3://bucket/a*'"
     assert (quoted("it's"), quoted_name('a"b')) == ("'it''s'", '"a""b"')
@@ -144,7 +146,9 @@ def test_columns_become_one_matrix(tmp_path: Path) -> None:
     batch = pa.record_batch({name: pa.array(one) for name, one in columns.items()})
     table = _table(tmp_path, columns)
     assert matrix_in(table, file_of(2), ["a", "b", "t"], 0, batch, 3).tolist() == [
-        [1, 1, 5], [0, 2, 6]]  # fmt: skip
+        [1, 1, 5],
+        [0, 2, 6],
+    ]
     nulls = pa.record_batch({"b": pa.array([1, None])})
     with pytest.raises(ConfigError, match="'b' of p has nulls, give -1: row 11"):
         matrix_in(table, file_of(20), ["b"], 10, nulls, 1, hint=", give -1")
@@ -152,10 +156,13 @@ def test_columns_become_one_matrix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("values", "dtype", "rows"),
-    [([1.0, 7e4, np.inf], np.float16, [1]), ([1.0, 1e300, -1e300], np.float32, [1, 2]),
-     (np.array([1, 2**63, 2**64 - 1], np.uint64), np.int64, [1, 2]),
-     ([2**60], np.float16, [0])],
-)  # fmt: skip
+    [
+        ([1.0, 7e4, np.inf], np.float16, [1]),
+        ([1.0, 1e300, -1e300], np.float32, [1, 2]),
+        (np.array([1, 2**63, 2**64 - 1], np.uint64), np.int64, [1, 2]),
+        ([2**60], np.float16, [0]),
+    ],
+)
 def test_numbers_that_a_type_has_not_are_refused(tmp_path, values, dtype, rows) -> None:
     given = np.asarray(values).reshape(-1, 1)
     where = "; ".join(f"row {100 + row}: " for row in rows[:1])
@@ -170,11 +177,17 @@ def test_numbers_that_a_type_has_not_are_refused(tmp_path, values, dtype, rows) 
 def test_types_of_columns(tmp_path: Path) -> None:
     table = _table(
         tmp_path,
-        {"i": pa.array([1], pa.int8()), "u": pa.array([1], pa.uint32()), "s": ["a"],
-         "d": pa.array(["a"]).dictionary_encode(), "f": pa.array([0.5], pa.float32()),
-         "l": pa.array([[1.0, 2.0]]), "when": pa.array([1], pa.timestamp("ms")),
-         "day": pa.array([1], pa.date32())},
-    )  # fmt: skip
+        {
+            "i": pa.array([1], pa.int8()),
+            "u": pa.array([1], pa.uint32()),
+            "s": ["a"],
+            "d": pa.array(["a"]).dictionary_encode(),
+            "f": pa.array([0.5], pa.float32()),
+            "l": pa.array([[1.0, 2.0]]),
+            "when": pa.array([1], pa.timestamp("ms")),
+            "day": pa.array([1], pa.date32()),
+        },
+    )
     assert [id_kind(table, name) for name in "iusd"] == ["int", "int", "text", "text"]
     assert number_type(table, ["i", "f"], "features") == np.float32
     assert number_type(table, ["l"], "features") == np.float64

@@ -51,21 +51,28 @@ def test_several_types_keep_their_order_and_labels_have_types_of_their_own() -> 
 
 @pytest.mark.parametrize(
     ("nodes", "edges", "error", "text"),
-    [({"user": NODES}, EDGES, WrongTypeError, "edges must be a dict by edge type"),
-     (EDGES, EDGES, WrongTypeError, "must be a NodeTable, got EdgeTable"),
-     (NODES, [NODES], WrongTypeError, "must be a EdgeTable, got NodeTable"),
-     (NODES, [EDGES, EDGES], ConfigError, "two tables of"),
-     (NODES, EdgeTable("e", supervision="positive"), ConfigError, "give edges to sample"),
-     (NODES, [EDGES, EdgeTable("e", supervision=MAYBE)], ConfigError, "got 'maybe'"),
-     (NODES, [EDGES, EdgeTable("e", supervision="positive", time="t")], ConfigError, "leave them"),
-     ({"a/b": NODES}, {}, ConfigError, "'a/b' cannot be the name of a file"),
-     ({"..": NODES}, {}, ConfigError, "cannot be the name of a file"),
-     ({3: NODES}, {}, ConfigError, "cannot be the name of a file"),
-     ({"a": NODES}, {"buys": EDGES}, WrongTypeError, "an edge type is .*got 'buys'"),
-     ({"a": NODES}, {("a", "to", "b"): EDGES}, ConfigError, r"'b', of .* \(there are \['a'\]"),
-     (NodeTable("n", features="x", feature_dtype=INT8), EDGES, ConfigError, "got 'int8'"),
-     (NODES, EdgeTable("e", feature_dtype="float16"), ConfigError, "given, and no features")],
-)  # fmt: skip
+    [
+        ({"user": NODES}, EDGES, WrongTypeError, "edges must be a dict by edge type"),
+        (EDGES, EDGES, WrongTypeError, "must be a NodeTable, got EdgeTable"),
+        (NODES, [NODES], WrongTypeError, "must be a EdgeTable, got NodeTable"),
+        (NODES, [EDGES, EDGES], ConfigError, "two tables of"),
+        (NODES, EdgeTable("e", supervision="positive"), ConfigError, "give edges to sample"),
+        (NODES, [EDGES, EdgeTable("e", supervision=MAYBE)], ConfigError, "got 'maybe'"),
+        (
+            NODES,
+            [EDGES, EdgeTable("e", supervision="positive", time="t")],
+            ConfigError,
+            "leave them",
+        ),
+        ({"a/b": NODES}, {}, ConfigError, "'a/b' cannot be the name of a file"),
+        ({"..": NODES}, {}, ConfigError, "cannot be the name of a file"),
+        ({3: NODES}, {}, ConfigError, "cannot be the name of a file"),
+        ({"a": NODES}, {"buys": EDGES}, WrongTypeError, "an edge type is .*got 'buys'"),
+        ({"a": NODES}, {("a", "to", "b"): EDGES}, ConfigError, r"'b', of .* \(there are \['a'\]"),
+        (NodeTable("n", features="x", feature_dtype=INT8), EDGES, ConfigError, "got 'int8'"),
+        (NODES, EdgeTable("e", feature_dtype="float16"), ConfigError, "given, and no features"),
+    ],
+)
 def test_tables_that_make_no_graph(nodes: Any, edges: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         read_graph(nodes, edges)

@@ -133,9 +133,14 @@ def test_what_is_in_which_split_means_what_it_means_in_pyg(
     no_negatives = torch.empty((2, 0), dtype=torch.long)
     monkeypatch.setattr(random_link_split, "negative_sampling", lambda *_, **__: no_negatives)
     theirs = random_link_split.RandomLinkSplit(
-        num_val=val, num_test=test, disjoint_train_ratio=supervise, edge_types=[BUYS],
-        rev_edge_types=[reverse], neg_sampling_ratio=0.0, add_negative_train_samples=False,
-    )(data)  # fmt: skip
+        num_val=val,
+        num_test=test,
+        disjoint_train_ratio=supervise,
+        edge_types=[BUYS],
+        rev_edge_types=[reverse],
+        neg_sampling_ratio=0.0,
+        add_negative_train_samples=False,
+    )(data)
     for split, found in zip((ours.train, ours.val, ours.test), theirs, strict=True):
         assert _pairs(split.links) == _pairs(found[BUYS].edge_label_index)
     for kept in (BUYS, REV_BUYS, KNOWS):
@@ -228,9 +233,12 @@ def _edges_of(datasets, edge_type, edge_dir):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    graphs(), st.integers(1, 3), st.sampled_from(["in", "out"]), st.booleans(),
+    graphs(),
+    st.integers(1, 3),
+    st.sampled_from(["in", "out"]),
+    st.booleans(),
     st.sampled_from(["mapped", "glt"]),
-)  # fmt: skip
+)
 def test_a_directory_has_the_same_splits_as_the_graph(
     tmp_path: Path,
     graph: Graph,
@@ -248,13 +256,22 @@ def test_a_directory_has_the_same_splits_as_the_graph(
     }
     splits = split_links(graph.to_pyg(), edge_type, **options)
     partition_graph(
-        graph.to_pyg(), count, tmp_path / "whole", method="random", edge_dir=edge_dir,
-        progress=False, format=format, overwrite=True,
-    )  # fmt: skip
+        graph.to_pyg(),
+        count,
+        tmp_path / "whole",
+        method="random",
+        edge_dir=edge_dir,
+        progress=False,
+        format=format,
+        overwrite=True,
+    )
     split_partitions(
-        tmp_path / "whole", tmp_path / "split", edge_type if graph.heterogeneous else None,
-        **options, overwrite=True,
-    )  # fmt: skip
+        tmp_path / "whole",
+        tmp_path / "split",
+        edge_type if graph.heterogeneous else None,
+        **options,
+        overwrite=True,
+    )
     datasets = [DistDataset.load(tmp_path / "split", index) for index in range(count)]
     for kept in graph.edges:
         store = splits.data[kept] if graph.heterogeneous else splits.data
@@ -283,10 +300,12 @@ def test_a_directory_that_glt_wrote_can_be_split(tmp_path: Path) -> None:
     torch.manual_seed(0)
     data = _shop(100)
     RandomPartitioner(
-        str(tmp_path / "glt"), 2, {"user": 60, "item": 40},
+        str(tmp_path / "glt"),
+        2,
+        {"user": 60, "item": 40},
         {BUYS: data[BUYS].edge_index, REV_BUYS: data[REV_BUYS].edge_index},
         edge_assign_strategy="by_src",
-    ).partition()  # fmt: skip
+    ).partition()
     split_partitions(tmp_path / "glt", tmp_path / "split", BUYS, seed=2)
     datasets = [DistDataset.load(tmp_path / "split", index) for index in range(2)]
     splits = split_links(data, BUYS, seed=2)
@@ -381,8 +400,9 @@ def test_what_no_link_is_part_of_is_the_same_bytes(
     assert {name.split("/")[0] for name in added} == {"edges", "splits"}
     # nothing of another format lies beside it, or is left behind
     assert {path.suffix for path in (tmp_path / "b").rglob("*") if path.is_file()} <= {
-        ".bin", ".json"
-    }  # fmt: skip
+        ".bin",
+        ".json",
+    }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 

@@ -61,11 +61,19 @@ def test_a_table_with_versions_is_refused_however_it_is_reached(tmp_path: Path, 
     (tmp_path / "in/deep").mkdir(parents=True)
     (tmp_path / "in/deep/down").symlink_to(folder)
     sources = (
-        folder, f"{folder}/", tmp_path / "lake", tmp_path / "in", folder / file,
-        (folder / file).parent, f"{tmp_path}/lake/*/{file}", f"{tmp_path}/**/*.parquet",
-        tmp_path / "link", f"file://{folder}", f"file://{folder}/{file}",
+        folder,
+        f"{folder}/",
+        tmp_path / "lake",
+        tmp_path / "in",
+        folder / file,
+        (folder / file).parent,
+        f"{tmp_path}/lake/*/{file}",
+        f"{tmp_path}/**/*.parquet",
+        tmp_path / "link",
+        f"file://{folder}",
+        f"file://{folder}/{file}",
         f"file://{tmp_path}/lake/*/{file}",
-    )  # fmt: skip
+    )
     for source in sources:
         with pytest.raises(
             ConfigError, match=rf"edges: .*(table|down) is a {kind} table.*earlier.*Give"
@@ -142,9 +150,16 @@ def test_folders_named_by_keys_change_no_column(tmp_path: Path, memory: str, wor
     if memory == "300MB":
         work_sizes(index_share=0.0)  # ids are joined on disk
     partition_tables(
-        NodeTable(nodes), EdgeTable(at / "e"), 1, at / "parts", memory=memory, threads=1,
-        progress=False, edge_rows=True, method="contiguous",
-    )  # fmt: skip
+        NodeTable(nodes),
+        EdgeTable(at / "e"),
+        1,
+        at / "parts",
+        memory=memory,
+        threads=1,
+        progress=False,
+        edge_rows=True,
+        method="contiguous",
+    )
     dataset = DistDataset.load(at / "parts", 0)
     (adjacency,) = dataset.view().adjacency.values()
     assert adjacency.indptr.tolist() == [0, 2, 2, 4]

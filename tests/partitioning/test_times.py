@@ -20,22 +20,34 @@ def _tables(**columns: Any) -> dict[str, Any]:
     """Return users in partitions 0 and 2, with a time for each, and items in all; and edges."""
     random = np.random.default_rng(4)
     users = pa.table(
-        {"id": list(range(USERS)), "owner": [0] * 4 + [2] * 6,
-         "joined": random.integers(-50, 50, USERS), "wide": [[1, 2, 3]] * USERS}
-    )  # fmt: skip
+        {
+            "id": list(range(USERS)),
+            "owner": [0] * 4 + [2] * 6,
+            "joined": random.integers(-50, 50, USERS),
+            "wide": [[1, 2, 3]] * USERS,
+        }
+    )
     items = pa.table({"id": list(range(ITEMS)), "owner": [0, 0, 1, 2, 2]})
     edges = pa.table(
-        {"src": random.integers(0, USERS, EDGES), "dst": random.integers(0, ITEMS, EDGES),
-         "when": list(range(EDGES))}
-    )  # fmt: skip
+        {
+            "src": random.integers(0, USERS, EDGES),
+            "dst": random.integers(0, ITEMS, EDGES),
+            "when": list(range(EDGES)),
+        }
+    )
     nodes = {
         "user": NodeTable(users, partition="owner", attributes=["joined", "wide"]),
         "item": NodeTable(items, partition="owner"),
     }
     return {
-        "nodes": nodes, "edges": {BUYS: EdgeTable(edges, **columns)}, "num_partitions": 3,
-        "method": "column", "progress": False, "threads": 1, "overwrite": True,
-    }  # fmt: skip
+        "nodes": nodes,
+        "edges": {BUYS: EdgeTable(edges, **columns)},
+        "num_partitions": 3,
+        "method": "column",
+        "progress": False,
+        "threads": 1,
+        "overwrite": True,
+    }
 
 
 @pytest.mark.parametrize("order", ["ids", "degree"])

@@ -145,13 +145,13 @@ def test_an_iceberg_table_has_the_rows_that_its_own_reader_has(
             known[snapshot.snapshot_id] = {
                 columns: [
                     tuple(row[name] for name in columns)
-                    for row in table.scan(
-                        snapshot_id=snapshot.snapshot_id, selected_fields=columns
-                    ).to_arrow().to_pylist()
+                    for row in table.scan(snapshot_id=snapshot.snapshot_id, selected_fields=columns)
+                    .to_arrow()
+                    .to_pylist()
                 ]
                 for columns in column_lists
                 if set(columns) <= set(names)
-            }  # fmt: skip
+            }
     with table.update_schema() as update:
         update.rename_column("dst", "target")
     ways: Counter[tuple[bool, str]] = Counter()
@@ -174,12 +174,18 @@ def test_deleted_rows_and_renamed_columns_are_what_the_log_says(tmp_path: Path) 
     """Spark writes such tables; `to_pyarrow_dataset` refuses them."""
     files = pa.table({"c1": list(range(8)), "c2": list("abcdefgh")})
     path = write_delta_log(
-        tmp_path / "t", [files], {"src": "long", "da y": "string"}, physical=["c1", "c2"],
+        tmp_path / "t",
+        [files],
+        {"src": "long", "da y": "string"},
+        physical=["c1", "c2"],
         features=["deletionVectors", "columnMapping"],
-        configuration={"delta.columnMapping.mode": "name", "delta.enableDeletionVectors": "true",
-                       "delta.columnMapping.maxColumnId": "2"},
+        configuration={
+            "delta.columnMapping.mode": "name",
+            "delta.enableDeletionVectors": "true",
+            "delta.columnMapping.maxColumnId": "2",
+        },
         of_files={0: deletion_vector([1, 4, 6, 7])},
-    )  # fmt: skip
+    )
     read = rows_in(DeltaVersion.of(path, None), ["da y", "src"])
     assert sorted(read) == [("a", 0), ("c", 2), ("d", 3), ("f", 5)]
 
@@ -197,20 +203,28 @@ def test_tables_with_versions_give_the_partitions_of_their_rows(
     table.append(edges)
     table.delete("w >= 25")
     report = partition_tables(
-        NodeTable(delta=tmp_path / "nodes", **NODES), EdgeTable(iceberg="lake.n.edges", **EDGES),
-        root=tmp_path / "a", **HOW,
-    )  # fmt: skip
+        NodeTable(delta=tmp_path / "nodes", **NODES),
+        EdgeTable(iceberg="lake.n.edges", **EDGES),
+        root=tmp_path / "a",
+        **HOW,
+    )
     partition_tables(
-        NodeTable(nodes, **NODES), EdgeTable(edges.slice(0, 100), **EDGES),
-        root=tmp_path / "b", **HOW,
-    )  # fmt: skip
+        NodeTable(nodes, **NODES),
+        EdgeTable(edges.slice(0, 100), **EDGES),
+        root=tmp_path / "b",
+        **HOW,
+    )
     assert arrays_in(tmp_path / "a") == arrays_in(tmp_path / "b")
     manifest = json.loads((tmp_path / "a/gigl_loader.json").read_text())
     snapshot = table.current_snapshot().snapshot_id
     of_nodes, of_edges = manifest["versions"].values()
     assert (of_nodes["delta"], of_nodes["version"]) == (str(tmp_path / "nodes"), 0)
-    assert of_edges == {"iceberg": "lake.n.edges", "snapshot": snapshot, "schema": 0,
-                        "id": str(table.metadata.table_uuid)}  # fmt: skip
+    assert of_edges == {
+        "iceberg": "lake.n.edges",
+        "snapshot": snapshot,
+        "schema": 0,
+        "id": str(table.metadata.table_uuid),
+    }
     assert report.versions == manifest["versions"]
     assert f"nodes of (the only type): delta {tmp_path}/nodes, version 0" in str(report)
 

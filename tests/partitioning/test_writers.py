@@ -45,9 +45,13 @@ def _tables(folder: Path, count: int = 20) -> dict[str, str]:
 def _partition(given: dict[str, str], **options: Any) -> None:
     options = {"scratch": given.get("scratch"), "memory": "400MB", "threads": 1, **options}
     partition_tables(
-        NodeTable(given["nodes"]), EdgeTable(given["edges"]), 2, given["root"], progress=False,
+        NodeTable(given["nodes"]),
+        EdgeTable(given["edges"]),
+        2,
+        given["root"],
+        progress=False,
         **options,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.multiprocess
@@ -59,9 +63,11 @@ def test_of_two_runs_at_once_the_second_is_refused_and_the_first_one_ends(
     if scratch:  # two roots, and one scratch directory
         given["scratch"] = str(tmp_path / "scratch")
     with ForkedPython(
-        [sys.executable, "-c", WRITER, json.dumps(given)], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True,
-    ) as other:  # fmt: skip
+        [sys.executable, "-c", WRITER, json.dumps(given)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "half\n"
@@ -82,9 +88,11 @@ def test_of_two_runs_at_once_the_second_is_refused_and_the_first_one_ends(
 def test_a_killed_run_does_not_keep_the_next_one_out(tmp_path: Path) -> None:
     given = _tables(tmp_path / "tables") | {"root": str(tmp_path / "graph")}
     with ForkedPython(
-        [sys.executable, "-c", WRITER, json.dumps(given)], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True,
-    ) as other:  # fmt: skip
+        [sys.executable, "-c", WRITER, json.dumps(given)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "half\n"

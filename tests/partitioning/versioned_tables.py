@@ -60,8 +60,10 @@ HOW: dict[str, Any] = {"num_partitions": 2, "progress": False, "threads": 1, "me
 
 
 def given_tables(folder: Path, **edges: Any) -> dict[str, Any]:
-    tables = {"nodes": NodeTable(delta=folder / "nodes", **NODES),
-              "edges": EdgeTable(delta=folder / "edges", **EDGES, **edges)}  # fmt: skip
+    tables = {
+        "nodes": NodeTable(delta=folder / "nodes", **NODES),
+        "edges": EdgeTable(delta=folder / "edges", **EDGES, **edges),
+    }
     return {**tables, "root": folder / "parts", **HOW}
 
 
@@ -78,16 +80,27 @@ def deletion_vector(deleted: list[int]) -> dict[str, Any]:
     z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
     b85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
     inline = base64.b85encode(data).decode().translate(str.maketrans(b85, z85))
-    return {"deletionVector": {"storageType": "i", "pathOrInlineDv": inline,
-                               "sizeInBytes": len(data), "cardinality": len(deleted)}}  # fmt: skip
+    return {
+        "deletionVector": {
+            "storageType": "i",
+            "pathOrInlineDv": inline,
+            "sizeInBytes": len(data),
+            "cardinality": len(deleted),
+        }
+    }
 
 
 def write_delta_log(
-    folder: Path, tables: Sequence[pa.Table], types: Mapping[str, Any], *,
-    features: Sequence[str] = (), partition: str | None = None, physical: Sequence[str] = (),
+    folder: Path,
+    tables: Sequence[pa.Table],
+    types: Mapping[str, Any],
+    *,
+    features: Sequence[str] = (),
+    partition: str | None = None,
+    physical: Sequence[str] = (),
     configuration: Mapping[str, str] | None = None,
     of_files: Mapping[int, dict[str, Any]] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Write files, and a log of one version that says what they are.
 
     Args:
@@ -102,29 +115,52 @@ def write_delta_log(
     """
     (folder / "_delta_log").mkdir(parents=True)
     fields = [
-        {"name": name, "type": kind, "nullable": True, "metadata": {
-            "delta.columnMapping.id": i + 1, "delta.columnMapping.physicalName": physical[i],
-        } if physical else {}}
+        {
+            "name": name,
+            "type": kind,
+            "nullable": True,
+            "metadata": {
+                "delta.columnMapping.id": i + 1,
+                "delta.columnMapping.physicalName": physical[i],
+            }
+            if physical
+            else {},
+        }
         for i, (name, kind) in enumerate(types.items())
-    ]  # fmt: skip
+    ]
     protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
     if features:
         known = list(features)
-        protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": known,
-                    "writerFeatures": known}  # fmt: skip
+        protocol = {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": known,
+            "writerFeatures": known,
+        }
     log: list[dict[str, Any]] = [
         {"protocol": protocol},
-        {"metaData": {"id": "3a", "format": {"provider": "parquet", "options": {}},
-                      "schemaString": json.dumps({"type": "struct", "fields": fields}),
-                      "partitionColumns": [] if partition is None else [partition],
-                      "createdTime": 1, "configuration": dict(configuration or {})}},
-    ]  # fmt: skip
+        {
+            "metaData": {
+                "id": "3a",
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": json.dumps({"type": "struct", "fields": fields}),
+                "partitionColumns": [] if partition is None else [partition],
+                "createdTime": 1,
+                "configuration": dict(configuration or {}),
+            }
+        },
+    ]
     for i, table in enumerate(tables):
         path = folder / f"{i}.parquet"
         pq.write_table(table, path)
-        add = {"path": path.name, "size": path.stat().st_size, "dataChange": True,
-               "partitionValues": {} if partition is None else {partition: "tue"},
-               "modificationTime": 1, "stats": json.dumps({"numRecords": len(table)})}  # fmt: skip
+        add = {
+            "path": path.name,
+            "size": path.stat().st_size,
+            "dataChange": True,
+            "partitionValues": {} if partition is None else {partition: "tue"},
+            "modificationTime": 1,
+            "stats": json.dumps({"numRecords": len(table)}),
+        }
         log.append({"add": add | (of_files or {}).get(i, {})})
     (folder / f"_delta_log/{0:020}.json").write_text("\n".join(map(json.dumps, log)))
     return str(folder)

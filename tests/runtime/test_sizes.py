@@ -16,11 +16,22 @@ from gigl_loader.runtime.sizes import parse_size, size_in_words
 @pytest.mark.parametrize(
     ("given", "nbytes"),
     [
-        (7, 7), ("7", 7), ("7B", 7), ("2KB", 2000), ("2kib", 2048), ("1.5 mb", 1_500_000),
-        (" 4GB ", 4 * 10**9), ("4GiB", 2**32), ("1TB", 10**12), ("0.5TiB", 2**39),
-        ("4g", 4 * 10**9), ("512Mi", 2**29), ("1e3KB", 10**6), ("1,000 B", 1000),
+        (7, 7),
+        ("7", 7),
+        ("7B", 7),
+        ("2KB", 2000),
+        ("2kib", 2048),
+        ("1.5 mb", 1_500_000),
+        (" 4GB ", 4 * 10**9),
+        ("4GiB", 2**32),
+        ("1TB", 10**12),
+        ("0.5TiB", 2**39),
+        ("4g", 4 * 10**9),
+        ("512Mi", 2**29),
+        ("1e3KB", 10**6),
+        ("1,000 B", 1000),
     ],
-)  # fmt: skip
+)
 def test_a_size_is_bytes(given: Any, nbytes: int) -> None:
     assert parse_size(given, "size") == nbytes
 
@@ -47,9 +58,14 @@ def test_all_keywords_and_commands_mean_the_same(given: str, nbytes: int) -> Non
     assert cache_size(given) == nbytes
     assert gigabytes(given) * 1e9 == nbytes
     options = BaseDistLoader.create_colocated_worker_options(
-        dataset_num_partitions=1, num_workers=1, worker_concurrency=1,
-        master_ip_address="127.0.0.1", master_port=1, channel_size=given, pin_memory=False,
-    )  # fmt: skip
+        dataset_num_partitions=1,
+        num_workers=1,
+        worker_concurrency=1,
+        master_ip_address="127.0.0.1",
+        master_port=1,
+        channel_size=given,
+        pin_memory=False,
+    )
     channel = BaseDistLoader.create_colocated_channel(options)
     assert channel.size == nbytes
 
@@ -70,10 +86,14 @@ def test_each_keyword_is_named_in_its_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nbytes", "words"),
     [
-        (1_500_000_000, "1.5 GB"), (999_700_000, "1 GB"), (10**9, "1 GB"), (977 * 10**6, "977 MB"),
-        (10**6, "1 MB"), (900, "900 bytes"),
+        (1_500_000_000, "1.5 GB"),
+        (999_700_000, "1 GB"),
+        (10**9, "1 GB"),
+        (977 * 10**6, "977 MB"),
+        (10**6, "1 MB"),
+        (900, "900 bytes"),
     ],
-)  # fmt: skip
+)
 def test_a_size_that_is_suggested_can_be_given(nbytes: int, words: str) -> None:
     assert size_in_words(nbytes) == words
     if not words.endswith("bytes"):

@@ -14,11 +14,17 @@ from gigl_loader.runtime import system
         ("0::/\n", {"/sys/fs/cgroup/cpu.max": "100000 100000"}, 1),
         ("0::/a/b\n", {"/sys/fs/cgroup/a/cpu.max": "50000 100000"}, 1),
         ("0::/\n", {"/sys/fs/cgroup/cpu.max": "max 100000"}, None),
-        ("3:cpu,cpuacct:/a\n", {"/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "100000",
-                                "/sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000"}, 1),
+        (
+            "3:cpu,cpuacct:/a\n",
+            {
+                "/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "100000",
+                "/sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
+            },
+            1,
+        ),
         ("3:cpu:/a\n", {"/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1"}, None),
     ],
-)  # fmt: skip
+)
 def test_a_share_of_the_cpus_counts(
     groups: str, files: dict[str, str], wanted: int | None, tmp_path: Path
 ) -> None:
@@ -35,13 +41,18 @@ def test_a_share_of_the_cpus_counts(
         ("0::/\n", {"/sys/fs/cgroup/memory.max": 7}, 7),  # in a container
         ("0::/jobs.slice/1\n", {"/sys/fs/cgroup/jobs.slice/1/memory.max": 5}, 5),
         ("0::/jobs.slice/1\n", {"/sys/fs/cgroup/jobs.slice/memory.max": 6}, 6),
-        ("9:cpu,cpuacct:/\n4:memory:/jobs/1\n0::/\n",
-         {"/sys/fs/cgroup/memory/jobs/1/memory.limit_in_bytes": 4,
-          "/sys/fs/cgroup/memory/memory.limit_in_bytes": 2**63 - 4096}, 4),
+        (
+            "9:cpu,cpuacct:/\n4:memory:/jobs/1\n0::/\n",
+            {
+                "/sys/fs/cgroup/memory/jobs/1/memory.limit_in_bytes": 4,
+                "/sys/fs/cgroup/memory/memory.limit_in_bytes": 2**63 - 4096,
+            },
+            4,
+        ),
         ("4:memory:/jobs/1\n", {"/sys/fs/cgroup/memory/jobs/2/memory.limit_in_bytes": 3}, 10240),
         ("", {}, 10240),
     ],
-)  # fmt: skip
+)
 def test_limits_of_control_groups_count(
     groups: str, limits: dict[str, int], wanted: int, tmp_path: Path
 ) -> None:

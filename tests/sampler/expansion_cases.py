@@ -13,12 +13,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.options import ExpansionOptions
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.testing import (
-    InProcessPeers,
-    TinyGraph,
-    as_worker_gets,
-    sample_message,
-)
+from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sample_message
 
 N = DEFAULT_HOMOGENEOUS_NODE_TYPE
 
@@ -27,9 +22,10 @@ def plan_of(graph, fanout, how=None, **plan):
     expansion = ExpansionOptions(**(how or {}))
     names = sorted(graph.edges)
     return SamplingPlan(
-        fanouts={name: tuple(fanout) for name in names}, expansion=expansion,
+        fanouts={name: tuple(fanout) for name in names},
+        expansion=expansion,
         **{"seed": 3, "with_edge": True, "input_type": sorted(graph.num_nodes)[-1], **plan},
-    )  # fmt: skip
+    )
 
 
 def sample(views, graph, plan, seeds, *, make=NeighborSampler, where=0, number=0, edge_dir="in"):
@@ -55,10 +51,15 @@ def cases(draw, relations=_EITHER):
     typed = draw(st.booleans()) if relations is _EITHER else relations is not None
     graph = TinyGraph.random(*size, heterogeneous=typed, seed=seed)
     if relations is not _EITHER and relations is not None:
-        graph = TinyGraph(graph.num_nodes, {
-            name: TinyGraph.random(*size, seed=seed + number).edges[DEFAULT_HOMOGENEOUS_EDGE_TYPE]
-            for number, name in enumerate(relations)
-        })  # fmt: skip
+        graph = TinyGraph(
+            graph.num_nodes,
+            {
+                name: TinyGraph.random(*size, seed=seed + number).edges[
+                    DEFAULT_HOMOGENEOUS_EDGE_TYPE
+                ]
+                for number, name in enumerate(relations)
+            },
+        )
     count = graph.num_nodes[sorted(graph.num_nodes)[-1]]
     seeds = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=5))
     fanout = draw(st.lists(st.integers(0, 3), min_size=1, max_size=2))

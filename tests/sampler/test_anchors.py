@@ -104,9 +104,14 @@ def test_exactly_what_plain_python_expects(graph, anchors, edge_dir, count, excl
     excluded = tuple(graph.edges) if exclude else ()
     datasets = graph.partitions(count, edge_dir=edge_dir)
     message = sample(
-        datasets, anchors, supervision, _all(graph), with_edge=True, exclude=excluded,
+        datasets,
+        anchors,
+        supervision,
+        _all(graph),
+        with_edge=True,
+        exclude=excluded,
         where=count - 1,
-    )  # fmt: skip
+    )
     expected = expect(graph, anchors, supervision, _all(graph), edge_dir=edge_dir, exclude=excluded)
     batch = collate(message, datasets[0], supervision)
     check(batch, graph, expected, supervision, edge_dir=edge_dir)
@@ -129,10 +134,16 @@ def test_nothing_leaks_whatever_is_drawn(graph, anchors, edge_dir, epoch, replac
         datasets = graph.partitions(count, edge_dir=edge_dir)
         messages.append(
             sample(
-                datasets, anchors, supervision, fanouts, with_edge=True, replace=replace,
-                exclude=tuple(graph.edges), epoch=epoch,
+                datasets,
+                anchors,
+                supervision,
+                fanouts,
+                with_edge=True,
+                replace=replace,
+                exclude=tuple(graph.edges),
+                epoch=epoch,
             )
-        )  # fmt: skip
+        )
     assert messages[0].keys() == messages[1].keys()
     for name, value in messages[0].items():  # the same from any number of partitions
         assert torch.equal(value, messages[1][name]), name

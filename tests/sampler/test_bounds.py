@@ -17,9 +17,15 @@ RATES, RATED, KNOWS = (USER, "rates", ITEM), (ITEM, "rated", USER), (USER, "know
 
 
 def _grow(
-    fanouts: dict, roots: dict, num_nodes: dict, *, edge_dir: str, disjoint: bool, repeat: bool,
+    fanouts: dict,
+    roots: dict,
+    num_nodes: dict,
+    *,
+    edge_dir: str,
+    disjoint: bool,
+    repeat: bool,
     rng: random.Random,
-) -> BatchBounds:  # fmt: skip
+) -> BatchBounds:
     """Return the counts of one batch that is grown as the sampler grows it, of drawn neighbours."""
     expanded, neighbor = (2, 0) if edge_dir == "in" else (0, 2)
     trees = 0
@@ -70,9 +76,13 @@ def _fits(found: BatchBounds, bound: BatchBounds) -> bool:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(
-    hops=st.integers(0, 3), data=st.data(), edge_dir=st.sampled_from(["in", "out"]),
-    disjoint=st.booleans(), repeat=st.booleans(), number=st.integers(0, 2**32),
-)  # fmt: skip
+    hops=st.integers(0, 3),
+    data=st.data(),
+    edge_dir=st.sampled_from(["in", "out"]),
+    disjoint=st.booleans(),
+    repeat=st.booleans(),
+    number=st.integers(0, 2**32),
+)
 def test_no_batch_is_larger(
     hops: int, data: st.DataObject, edge_dir: str, disjoint: bool, repeat: bool, number: int
 ) -> None:
@@ -86,9 +96,14 @@ def test_no_batch_is_larger(
         fanouts, roots, num_nodes, edge_dir=edge_dir, disjoint=disjoint, roots_repeat=repeat
     )
     found = _grow(
-        fanouts, roots, num_nodes, edge_dir=edge_dir, disjoint=disjoint, repeat=repeat,
+        fanouts,
+        roots,
+        num_nodes,
+        edge_dir=edge_dir,
+        disjoint=disjoint,
+        repeat=repeat,
         rng=random.Random(number),
-    )  # fmt: skip
+    )
     assert _fits(found, bound), (found, bound)
     if repeat is False and not disjoint:
         assert all(bound.nodes[name] <= count for name, count in num_nodes.items())

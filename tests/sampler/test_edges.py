@@ -21,12 +21,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
 from gigl_loader.sampler.edges import Negatives, uniform
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.sampler.rows.reader import GraphReader
-from gigl_loader.testing import (
-    TinyGraph,
-    as_worker_gets,
-    check_batch,
-    check_same_batches,
-)
+from gigl_loader.testing import TinyGraph, as_worker_gets, check_batch, check_same_batches
 
 
 @settings(max_examples=examples(40))
@@ -66,8 +61,11 @@ def test_strict_negatives_are_no_edges(case, count: int) -> None:
     graph, edge_type, plan, edges, edge_dir, how = case
     how = {"amount": 2, **how, "kind": how["kind"] or "binary"}
     known = set(graph.edges[edge_type])
-    full = {s for s in range(graph.num_nodes[edge_type[0]])
-            if all((s, d) in known for d in range(graph.num_nodes[edge_type[2]]))}  # fmt: skip
+    full = {
+        s
+        for s in range(graph.num_nodes[edge_type[0]])
+        if all((s, d) in known for d in range(graph.num_nodes[edge_type[2]]))
+    }
     views = [part.view() for part in graph.partitions(count, edge_dir=edge_dir)]
     ask = functools.partial(
         sample_edges, views, graph, edge_type, plan, edges, edge_dir=edge_dir, strict=True, **how
@@ -86,9 +84,15 @@ def test_a_source_with_one_free_destination_gets_it() -> None:
     plan = SamplingPlan(input_type=edge_type[0], fanouts={edge_type: (1,)}, seed=1)
     for edge_dir in ("in", "out"):
         batch = sample_edges(
-            [graph.dataset(edge_dir=edge_dir).view()], graph, edge_type, plan, [(0, 1)] * 5,
-            edge_dir=edge_dir, kind="triplet", strict=True,
-        )  # fmt: skip
+            [graph.dataset(edge_dir=edge_dir).view()],
+            graph,
+            edge_type,
+            plan,
+            [(0, 1)] * 5,
+            edge_dir=edge_dir,
+            kind="triplet",
+            strict=True,
+        )
         assert set(edge_pairs(batch, graph, edge_type, "triplet")[1]) == {(0, 23)}
 
 
@@ -100,9 +104,16 @@ def test_negatives_are_uniform_and_follow_weights() -> None:
     edge_type = DEFAULT_HOMOGENEOUS_EDGE_TYPE
     plan = SamplingPlan(input_type=edge_type[0], fanouts={edge_type: (0,)}, seed=3)
     batch = sample_edges(
-        [graph.dataset().view()], graph, edge_type, plan, [(0, 1)] * 2000, edge_dir="in",
-        kind="binary", src_weight=[0, 0, 1, 0], dst_weight=[1, 0, 0, 3],
-    )  # fmt: skip
+        [graph.dataset().view()],
+        graph,
+        edge_type,
+        plan,
+        [(0, 1)] * 2000,
+        edge_dir="in",
+        kind="binary",
+        src_weight=[0, 0, 1, 0],
+        dst_weight=[1, 0, 0, 3],
+    )
     drawn = Counter(edge_pairs(batch, graph, edge_type, "binary")[1])
     assert set(drawn) == {(2, 0), (2, 3)}
     assert 1400 < drawn[2, 3] < 1600

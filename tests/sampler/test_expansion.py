@@ -15,12 +15,7 @@ from gigl_loader.sampler.expansion import EdgeCollector
 from gigl_loader.sampler.options import ExpansionOptions, SourceOptions
 from gigl_loader.sampler.plan import Draw
 from gigl_loader.sampler.rows.reader import LocalReader
-from gigl_loader.testing import (
-    TinyGraph,
-    as_worker_gets,
-    check_batch,
-    check_same_batches,
-)
+from gigl_loader.testing import TinyGraph, as_worker_gets, check_batch, check_same_batches
 
 
 @settings(max_examples=examples(25))
@@ -35,8 +30,13 @@ def test_each_tree_is_the_batch_of_one_seed(case, count: int, cut: int) -> None:
     split = sample(views, graph, plan, seeds, where=count - 1, edge_dir=edge_dir)
     check_same_batches([split], [batch])
     first = sample(whole, graph, plan_of(graph, fanout), seeds[:1], edge_dir=edge_dir)
-    all_edges = sample(whole, graph, plan_of(graph, [-1] * len(fanout), {"disjoint": True}), seeds,
-                        edge_dir=edge_dir)  # fmt: skip
+    all_edges = sample(
+        whole,
+        graph,
+        plan_of(graph, [-1] * len(fanout), {"disjoint": True}),
+        seeds,
+        edge_dir=edge_dir,
+    )
     input_type = plan.input_type
     store = batch[input_type] if graph.is_heterogeneous else batch
     assert store.n_id[: len(seeds)].tolist() == seeds
@@ -52,8 +52,9 @@ def test_each_tree_is_the_batch_of_one_seed(case, count: int, cut: int) -> None:
         assert len(set(pairs)) == len(pairs), "a node twice in a tree"
         full = stores_of(all_edges, graph, edge_type, edge_dir)
         for tree, seed in enumerate(seeds):
-            only = sample(whole, graph, plan_of(graph, [-1] * len(fanout)), [seed],
-                           edge_dir=edge_dir)  # fmt: skip
+            only = sample(
+                whole, graph, plan_of(graph, [-1] * len(fanout)), [seed], edge_dir=edge_dir
+            )
             wanted = stores_of(only, graph, edge_type, edge_dir)[0].e_id.tolist()
             of_tree = full[2].batch[full[0].edge_index[1]] == tree
             assert full[0].e_id[of_tree].tolist() == wanted
@@ -67,9 +68,14 @@ def test_labor_draws_as_many_as_uniform_does(case, with_weight, count) -> None:
     plan = plan_of(graph, fanout, {"sampling_method": "labor"}, with_weight=with_weight)
     batch = sample(views, graph, plan, seeds, edge_dir=edge_dir)
     check_batch(
-        batch, graph, seeds=torch.tensor(seeds), num_neighbors=fanout, edge_dir=edge_dir,
-        input_type=plan.input_type, with_weight=with_weight,
-    )  # fmt: skip
+        batch,
+        graph,
+        seeds=torch.tensor(seeds),
+        num_neighbors=fanout,
+        edge_dir=edge_dir,
+        input_type=plan.input_type,
+        with_weight=with_weight,
+    )
     whole = [graph.dataset(edge_dir=edge_dir).view()]
     check_same_batches([sample(whole, graph, plan, seeds, edge_dir=edge_dir)], [batch])
 

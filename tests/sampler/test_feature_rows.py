@@ -103,8 +103,17 @@ def test_what_is_no_row_is_refused_at_once(gives: str, match: str) -> None:
         rows_of(gives)
 
 
-@pytest.mark.parametrize(("gives", "match"), [("wider", r"\[3, 3\], and before that rows of "
-                         r"float32 \[2\]"), ("doubles", "float64")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gives", "match"),
+    [
+        (
+            "wider",
+            r"\[3, 3\], and before that rows of "
+            r"float32 \[2\]",
+        ),
+        ("doubles", "float64"),
+    ],
+)
 def test_rows_that_are_unlike_the_first_are_refused(gives: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         rows_of(gives).fetch(NODE, np.array([1, 2, 3]))

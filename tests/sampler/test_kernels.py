@@ -61,9 +61,15 @@ def test_scratch_of_uniform_draws_is_left_clean() -> None:
 def test_load_compiles_every_kernel() -> None:
     kernels.load()
     names = (
-        "count_uniform", "draw_uniform", "gather", "insert_nodes", "relabel", "look_up",
-        "repeat_rows", "scatter_segments",
-    )  # fmt: skip
+        "count_uniform",
+        "draw_uniform",
+        "gather",
+        "insert_nodes",
+        "relabel",
+        "look_up",
+        "repeat_rows",
+        "scatter_segments",
+    )
     assert all(getattr(kernels, name).signatures for name in names)
     weighted_kernels.load()
     weighted_kernels.load_labor()
@@ -97,9 +103,13 @@ def test_that_kernels_are_compiled_is_said_once_and_only_where_it_is_so(tmp_path
 
     def run(script: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True,
-            timeout=300, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
         return done.stderr
 
     first = run(_COMPILES)
@@ -119,8 +129,11 @@ CacheImpl._locator_classes = []  # no folder can be written to
 
 def test_kernels_are_compiled_where_no_cache_can_be_written() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_A_CACHE + _COMPILES], capture_output=True, text=True,
-        timeout=300, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", _WITHOUT_A_CACHE + _COMPILES],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
     assert "no place for Numba's cache: compiling anew; set NUMBA_CACHE_DIR" in done.stderr
     assert "kept for later loaders in memory" in done.stderr

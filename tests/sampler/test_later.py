@@ -103,9 +103,15 @@ def test_ids_that_are_in_the_batch_do_not_travel_twice() -> None:
     assert rows == [
         RowsApart("user.x", "node_features", "user", f"user.{NODE_IDS}", "float32", (2,)),
         RowsApart("user.y", "node_labels", "user", f"user.{NODE_IDS}", "float32", (1,)),
-        RowsApart("user__to__user.@when", "edge_attributes", (edge_type, "when"),
-                  f"user__to__user.{EDGE_IDS}", "float32", (2,)),
-    ]  # fmt: skip
+        RowsApart(
+            "user__to__user.@when",
+            "edge_attributes",
+            (edge_type, "when"),
+            f"user__to__user.{EDGE_IDS}",
+            "float32",
+            (2,),
+        ),
+    ]
 
 
 @pytest.mark.parametrize("there", [None, [1, 2], [1, 2, 4]])
@@ -131,11 +137,19 @@ def test_a_batch_that_lacks_nothing_is_described_too() -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        b"", b"\xff\xfe", b"[]", b"3", b"null", b'{"order": []}', b'{"order": 3, "rows": []}',
-        b'{"order": [], "rows": [[1, 2]]}', b'{"order": [], "rows": [["x","k","n","i","f4",3]]}',
-        b'{"order": [], "rows": 7}', b"[" * 100_000,
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"3",
+        b"null",
+        b'{"order": []}',
+        b'{"order": 3, "rows": []}',
+        b'{"order": [], "rows": [[1, 2]]}',
+        b'{"order": [], "rows": [["x","k","n","i","f4",3]]}',
+        b'{"order": [], "rows": 7}',
+        b"[" * 100_000,
     ],
-)  # fmt: skip
+)
 def test_what_is_no_description_is_refused(told: bytes) -> None:
     with pytest.raises(ProtocolError, match="does not say which"):
         read_rows_apart(np.frombuffer(told, np.uint8))

@@ -65,9 +65,11 @@ def _sample(dataset, graph, plan, seeds, *, peers=None, epoch=0, batch=0, sample
 def cases(draw):
     heterogeneous = draw(st.booleans())
     graph = TinyGraph.random(
-        draw(st.integers(1, 12)), draw(st.integers(0, 60)), heterogeneous=heterogeneous,
+        draw(st.integers(1, 12)),
+        draw(st.integers(0, 60)),
+        heterogeneous=heterogeneous,
         seed=draw(st.integers(0, 10**6)),
-    )  # fmt: skip
+    )
     hops = draw(st.integers(1, 3))
     fanout = st.lists(st.integers(-1, 4), min_size=hops, max_size=hops)
     fanouts = {name: draw(fanout) for name in graph.edges}
@@ -92,18 +94,26 @@ def test_any_batch_satisfies_the_reference(case, with_edge: bool) -> None:
             with_edge or graph.is_heterogeneous
         )
         check_batch(
-            batch, graph, seeds=seeds, num_neighbors=fanouts, edge_dir=edge_dir,
-            input_type=how["input_type"], replace=how["replace"], with_weight=how["with_weight"],
-        )  # fmt: skip
+            batch,
+            graph,
+            seeds=seeds,
+            num_neighbors=fanouts,
+            edge_dir=edge_dir,
+            input_type=how["input_type"],
+            replace=how["replace"],
+            with_weight=how["with_weight"],
+        )
         fresh = _sample(dataset, graph, plan, seeds, batch=index)
         check_same_batches([batch], [fresh])
 
 
 @settings(max_examples=examples(25))
 @given(
-    case=cases(), count=st.sampled_from([2, 3]), cut=st.integers(0, 10**6),
+    case=cases(),
+    count=st.sampled_from([2, 3]),
+    cut=st.integers(0, 10**6),
     same_host=st.sets(st.integers(0, 2)),
-)  # fmt: skip
+)
 def test_partitions_do_not_show(case, count: int, cut: int, same_host: set[int]) -> None:
     """Nor whether others are on this machine, and read there, or asked."""
     graph, edge_dir, fanouts, seeds, how = case
@@ -235,7 +245,7 @@ def _swap(tensor: torch.Tensor, one: int, other: int) -> None:
         (lambda b: b.edge_index[0, :1].copy_(b.edge_index[0, 1:2]), "appear|such edge|twice|id"),
         (lambda b: setattr(b, "x", b.x.double()), "dtype of x"),
     ],
-)  # fmt: skip
+)
 def test_the_reference_notices(spoil, match: str) -> None:
     graph, seeds, batch = _good_batch()
     check_batch(batch, graph, seeds=seeds, num_neighbors=[3, 2])

@@ -69,8 +69,11 @@ TREE_IDS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), min_size=1
 
 
 @settings(max_examples=examples(150))
-@given(roots=st.lists(st.integers(0, 30), min_size=6, max_size=6),
-       more=st.lists(TREE_IDS, max_size=4), num_trees=st.sampled_from([6, 7, 5000]))  # fmt: skip
+@given(
+    roots=st.lists(st.integers(0, 30), min_size=6, max_size=6),
+    more=st.lists(TREE_IDS, max_size=4),
+    num_trees=st.sampled_from([6, 7, 5000]),
+)
 def test_labels_of_trees_count_up_too(roots, more, num_trees: int) -> None:
     labels, others = TreeLabels(bits=5), TreeLabels(bits=9)
     for _ in range(2):
@@ -98,8 +101,9 @@ def test_one_large_tree_among_small_ones() -> None:
         start = labels.count
         found = labels.label_ids(part, labels, np.full(part.size, 500), 1000)
         assert np.array_equal(found, np.arange(start, start + part.size))
-    assert np.array_equal(labels.label_ids(ids, labels, np.full(ids.size, 500), 1000) - 1000,
-                          np.arange(ids.size))  # fmt: skip
+    assert np.array_equal(
+        labels.label_ids(ids, labels, np.full(ids.size, 500), 1000) - 1000, np.arange(ids.size)
+    )
     assert labels.label_ids(ids[:3], labels, _array([1, 1, 500]), 1000).tolist()[2] == 1002
 
 

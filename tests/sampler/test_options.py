@@ -43,10 +43,14 @@ def test_none_is_no_cache() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (0.2, "a share such as"), (True, "a share such as"), ("0%", "above 0%"),
-        ("101%", "above 0%"), ("nan%", "above 0%"), ("x%", "above 0%"),
+        (0.2, "a share such as"),
+        (True, "a share such as"),
+        ("0%", "above 0%"),
+        ("101%", "above 0%"),
+        ("nan%", "above 0%"),
+        ("x%", "above 0%"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_cache_is_refused(given: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         CacheOptions.of(given)
@@ -62,8 +66,11 @@ def test_what_is_no_cache_is_refused(given: Any, text: str) -> None:
         (FeatureStoreOptions, {"class_path": "Mine"}, "package.module.ClassName"),
         (FeatureStoreOptions, {"class_path": "a.B", "cache_bytes": -1}, "cache_bytes must be"),
         (FeatureStoreOptions, {"class_path": "a.B", "cache_bytes": True}, "cache_bytes must be"),
-        (FeatureStoreOptions, {"class_path": "a.B", "keywords": {"f": lambda: 0}},
-         "keywords cannot be sent"),
+        (
+            FeatureStoreOptions,
+            {"class_path": "a.B", "keywords": {"f": lambda: 0}},
+            "keywords cannot be sent",
+        ),
         (PPRSamplerOptions, {"alpha": 0}, "alpha must be in"),
         (PPRSamplerOptions, {"alpha": 1}, "alpha must be in"),
         (PPRSamplerOptions, {"eps": 0}, "eps must be > 0"),
@@ -96,11 +103,13 @@ def test_what_is_no_cache_is_refused(given: Any, text: str) -> None:
         (SourceOptions, {"seed": 0, "timeout_s": None}, "timeout must"),
         (SourceOptions, {"seed": 0, "max_restarts": -1}, "max_restarts must"),
         (SourceOptions, {"seed": 0, "reconnect_timeout_s": math.inf}, "reconnect_timeout must"),
-        (SourceOptions,
-         {"seed": 0, "replace": True, "expansion": ExpansionOptions(sampling_method="labor")},
-         "without replacement"),
+        (
+            SourceOptions,
+            {"seed": 0, "replace": True, "expansion": ExpansionOptions(sampling_method="labor")},
+            "without replacement",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_value_that_cannot_work_is_refused_by_name(kind: Any, how: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         kind(**how)
@@ -130,10 +139,12 @@ def test_a_channel_is_an_edge_type_or_several() -> None:
 @pytest.mark.parametrize(
     ("how", "in_trees", "by_time"),
     [
-        ({}, False, False), ({"disjoint": True}, True, False), ({"time_attr": "t"}, True, False),
+        ({}, False, False),
+        ({"disjoint": True}, True, False),
+        ({"time_attr": "t"}, True, False),
         ({"time_attr": "t", "disjoint": "by_time"}, True, True),
     ],
-)  # fmt: skip
+)
 def test_trees(how: Any, in_trees: bool, by_time: bool) -> None:
     found = ExpansionOptions(**how)
     assert (found.in_trees, found.by_time) == (in_trees, by_time)
@@ -142,9 +153,14 @@ def test_trees(how: Any, in_trees: bool, by_time: bool) -> None:
 def test_what_batches_depend_on_leaves_out_how_they_come() -> None:
     one = SourceOptions(seed=3)
     other = SourceOptions(
-        seed=3, in_order=False, timeout_s=1.0, max_restarts=0, reconnect_timeout_s=0.0,
-        cache=CacheOptions(size=1), asks_for_rows=True,
-    )  # fmt: skip
+        seed=3,
+        in_order=False,
+        timeout_s=1.0,
+        max_restarts=0,
+        reconnect_timeout_s=0.0,
+        cache=CacheOptions(size=1),
+        asks_for_rows=True,
+    )
     assert one.of_batches() == other.of_batches()
     for changed in ({"seed": 4}, {"replace": True}, {"expansion": ExpansionOptions(disjoint=True)}):
         assert dataclasses.replace(one, **changed).of_batches() != one.of_batches()
@@ -163,12 +179,12 @@ def test_samplers_are_told_apart_by_a_text() -> None:
     [(None, None, True, True), (None, "0", True, False), ("0", None, False, False)],
 )
 def test_what_is_one_machine(
-    machine: Any, memory: Any, one_machine: bool, same_memory: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    machine: Any, memory: Any, one_machine: bool, same_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (
-        (options.SAME_MACHINE_VARIABLE, machine), (options.SAME_MEMORY_VARIABLE, memory)
-    ):  # fmt: skip
+        (options.SAME_MACHINE_VARIABLE, machine),
+        (options.SAME_MEMORY_VARIABLE, memory),
+    ):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)

@@ -47,10 +47,15 @@ def test_sizes_are_those_of_the_information() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"size": 2**40}, {"size": -1}, {"bits": 0}, {"bits": 65}, {"first": 2**63},
-        {"words": np.zeros(3, np.int64)}, {"words": np.zeros((1, 2), np.uint64)},
+        {"size": 2**40},
+        {"size": -1},
+        {"bits": 0},
+        {"bits": 65},
+        {"first": 2**63},
+        {"words": np.zeros(3, np.int64)},
+        {"words": np.zeros((1, 2), np.uint64)},
     ],
-)  # fmt: skip
+)
 def test_no_memory_is_taken_for_what_cannot_be(change: dict) -> None:
     packed = dataclasses.replace(PackedInts.of(np.arange(0, 40, 2)), **change)
     with pytest.raises(ProtocolError, match="integers of"):

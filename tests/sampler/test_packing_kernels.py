@@ -25,13 +25,19 @@ def test_the_survey_is_that_of_exact_integers(values: list[int], ascending: bool
     assert int(widest) == max([step for step in steps if step >= 0], default=0)
 
 
-@given(bits=st.integers(1, 64), first=st.integers(LEAST, MOST), steps=st.booleans(),
-       size=st.integers(1, 70), data=st.data())  # fmt: skip
+@given(
+    bits=st.integers(1, 64),
+    first=st.integers(LEAST, MOST),
+    steps=st.booleans(),
+    size=st.integers(1, 70),
+    data=st.data(),
+)
 def test_numbers_of_any_width_lie_side_by_side(bits, first, steps, size, data) -> None:
     """As one integer: the first number in the lowest bits, whatever word it ends in."""
     most = (1 << bits) - 1
-    numbers = data.draw(st.lists(st.sampled_from([0, 1, most, most // 3]), min_size=size,
-                                 max_size=size))  # fmt: skip
+    numbers = data.draw(
+        st.lists(st.sampled_from([0, 1, most, most // 3]), min_size=size, max_size=size)
+    )
     values, last = [], first
     for number in numbers:  # modulo 2 ** 64, as int64 wraps
         wrapped = (last + number) % 2**64
@@ -49,10 +55,14 @@ def test_numbers_of_any_width_lie_side_by_side(bits, first, steps, size, data) -
 @pytest.mark.parametrize(
     ("values", "room", "starts"),
     [
-        ([], 0, []), ([5], 1, [0]), ([5], 0, None), ([1, 1, 1], 1, [0]),
-        ([1, 1, 2, 1], 3, [0, 2, 3]), ([1, 1, 2, 1], 2, None),
+        ([], 0, []),
+        ([5], 1, [0]),
+        ([5], 0, None),
+        ([1, 1, 1], 1, [0]),
+        ([1, 1, 2, 1], 3, [0, 2, 3]),
+        ([1, 1, 2, 1], 2, None),
     ],
-)  # fmt: skip
+)
 def test_runs_start_where_values_change(values, room: int, starts) -> None:
     out = np.full(room, -7, np.int64)
     found = kernels.find_runs(np.array(values, np.int64), out)
@@ -63,11 +73,17 @@ def test_runs_start_where_values_change(values, room: int, starts) -> None:
 @pytest.mark.parametrize(
     ("counts", "fills"),
     [
-        ([2, 1], True), ([0, 3], True), ([3, 0], True), ([2, 2], False), ([2, 0], False),
-        ([-1, 4], False), ([2**63 - 1, 2**63 - 1], False),
-        ([1, 2**63 - 1, 2**63 - 1], False), ([4, -1], False),
+        ([2, 1], True),
+        ([0, 3], True),
+        ([3, 0], True),
+        ([2, 2], False),
+        ([2, 0], False),
+        ([-1, 4], False),
+        ([2**63 - 1, 2**63 - 1], False),
+        ([1, 2**63 - 1, 2**63 - 1], False),
+        ([4, -1], False),
     ],
-)  # fmt: skip
+)
 def test_repeats_stay_inside(counts: list[int], fills: bool) -> None:
     memory = np.full(9, -7, np.int64)
     out = memory[3:6]

@@ -15,9 +15,7 @@ from gigl_loader.batch.message import (
     BatchTicket,
     key,
 )
-from gigl_loader.batch.message import (
-    NODE as IDS,
-)
+from gigl_loader.batch.message import NODE as IDS
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.sampler.options import PPRSamplerOptions
@@ -38,11 +36,16 @@ STAR = TinyGraph.homogeneous(6, [(1, 0), (2, 0), (3, 0), (0, 4)])
 
 
 def _sample(graph, seeds, *, parts=1, options=None, batch=0, extra=None, **how):
-    views = [part.view() for part in graph.partitions(parts)] if parts > 1 else [
-        graph.dataset().view()]  # fmt: skip
+    views = (
+        [part.view() for part in graph.partitions(parts)] if parts > 1 else [graph.dataset().view()]
+    )
     input_type = how.pop("input_type", NODE)
-    plan = SamplingPlan(input_type=input_type, fanouts={name: () for name in sorted(graph.edges)},
-                        seed=3, with_edge=True)  # fmt: skip
+    plan = SamplingPlan(
+        input_type=input_type,
+        fanouts={name: () for name in sorted(graph.edges)},
+        seed=3,
+        with_edge=True,
+    )
     keywords = ppr_keywords(PPRSamplerOptions(**{"eps": 1e-9, "alpha": 0.5, **(options or {})}))
     peers = InProcessPeers(views) if parts > 1 else None
     seed_types = how.pop("seed_types", [input_type])
@@ -60,10 +63,15 @@ def test_scores_that_can_be_followed_by_hand(parts: int) -> None:
     ids, (seed, position) = found[IDS], found[EDGE_INDEX]
     assert ids[:3].tolist() == [4, 5, 4], "seeds keep their places, repeats too"
     by_seed = [
-        dict(zip(ids[position[seed == one]].tolist(), found[EDGE_FEATURES][seed == one].tolist(),
-                 strict=True))
+        dict(
+            zip(
+                ids[position[seed == one]].tolist(),
+                found[EDGE_FEATURES][seed == one].tolist(),
+                strict=True,
+            )
+        )
         for one in range(3)
-    ]  # fmt: skip
+    ]
     expected: dict[int, Any] = {4: [1 / 2, 1.0], 0: [1 / 4, 1 / 2]}
     # a leaf has nowhere to go: what is not its score is gone; so is half of node 5's
     expected |= {leaf: [pytest.approx(1 / 24), pytest.approx(1 / 3)] for leaf in (1, 2, 3)}
@@ -83,8 +91,10 @@ def test_a_node_takes_no_more_than_its_positions() -> None:
 def test_long_rows_are_drawn_from_by_key_and_the_batch_is_part_of_it() -> None:
     wide = TinyGraph.homogeneous(61, [(i, 0) for i in range(1, 61)])
     options = {"num_neighbors_per_hop": 5}
-    drawn = [_sample(wide, [0], options=options, batch=batch, parts=parts)[IDS].tolist()
-             for batch, parts in ((0, 1), (0, 2), (1, 1))]  # fmt: skip
+    drawn = [
+        _sample(wide, [0], options=options, batch=batch, parts=parts)[IDS].tolist()
+        for batch, parts in ((0, 1), (0, 2), (1, 1))
+    ]
     assert drawn[0] == drawn[1]
     assert set(drawn[0]) != set(drawn[2])
     assert len(drawn[0]) == len(drawn[2]) == 6
@@ -122,9 +132,12 @@ def test_seeds_of_a_subgraph_push_once() -> None:
 
 def test_seed_edges_push_from_both_ends() -> None:
     found = _sample(
-        STAR, [4], around="edge_sampler", roots={"edge_type": EDGE, "negatives": None},
+        STAR,
+        [4],
+        around="edge_sampler",
+        roots={"edge_type": EDGE, "negatives": None},
         extra={EDGE_TARGETS: np.array([5])},
-    )  # fmt: skip
+    )
     seed, position = found[EDGE_INDEX]
     assert found[IDS][:2].tolist() == [4, 5]
     assert set(found[IDS][position[seed == 0]].tolist()) == {4, 0, 1, 2, 3}
@@ -163,8 +176,10 @@ def test_channels_fill_their_positions_and_then_the_best_do() -> None:
     second = _top([(0, 9, 0.6, 0.25), (0, 5, 0.1, 0.5)])
     found = merged([first, second], [1, 1])
     assert list(zip(found.seed.tolist(), found.ids.tolist(), strict=True)) == [
-        (0, 7), (0, 9), (1, 7),
-    ]  # fmt: skip
+        (0, 7),
+        (0, 9),
+        (1, 7),
+    ]
     assert found.values.tolist() == [
         [0.9, 1.0, 0.9, 1.0, 1.0, 0.0, 0.0, 0.0],
         [0.6, 0.5, 0.4, 0.5, 1.0, 0.6, 0.25, 1.0],

@@ -22,9 +22,19 @@ def test_each_neighbour_of_a_row_gets_the_same_keyed_by_seed() -> None:
     starts, counts, neighbors = np.array([9, 0, 1]), np.array([0, 1, 2]), np.array([7, 4, 4])
     keys, shares, hops = np.zeros(9, INT), np.zeros(9), np.zeros(9, INT)
     found = kernels.spread(
-        np.array([1, 2, 0]), np.array([0.5, 1.0, 0.25]), seed_of, label_of, hop, starts, counts,
-        neighbors, np.array([0.1, 1.0, 0.2]), keys, shares, hops,
-    )  # fmt: skip
+        np.array([1, 2, 0]),
+        np.array([0.5, 1.0, 0.25]),
+        seed_of,
+        label_of,
+        hop,
+        starts,
+        counts,
+        neighbors,
+        np.array([0.1, 1.0, 0.2]),
+        keys,
+        shares,
+        hops,
+    )
     assert found == 4, "of parallel edges, each one"
     assert keys[:4].tolist() == [5 << 32 | 4, 5 << 32 | 4, 4, 4]
     np.testing.assert_allclose(shares[:4], [0.05, 0.05, 0.05, 0.05])

@@ -35,9 +35,13 @@ def _view(degree: int, num_rows: int = 1, weights: list[float] | None = None) ->
         weights=None if weights is None else np.tile(np.array(weights, np.float32), num_rows),
     )
     return PartitionView(
-        is_heterogeneous=False, edge_dir="in", num_partitions=1, partition_idx=0,
-        num_nodes={NODE: max(degree, num_rows)}, adjacency={EDGE: adjacency},
-    )  # fmt: skip
+        is_heterogeneous=False,
+        edge_dir="in",
+        num_partitions=1,
+        partition_idx=0,
+        num_nodes={NODE: max(degree, num_rows)},
+        adjacency={EDGE: adjacency},
+    )
 
 
 def _key(epoch: int = 0, batch: int = 0, hop: int = 0) -> int:
@@ -270,8 +274,10 @@ def _cut(view: PartitionView[Any], owner: np.ndarray, count: int) -> list[Partit
         weights = None if adjacency.weights is None else adjacency.weights[mine]
         own = Adjacency(
             np.concatenate([[0], kept.cumsum()]),
-            adjacency.indices[mine], adjacency.edge_ids[mine], weights,
-        )  # fmt: skip
+            adjacency.indices[mine],
+            adjacency.edge_ids[mine],
+            weights,
+        )
         ids = np.flatnonzero(owner == index)
         position = np.full_like(owner, -1)
         position[ids] = np.arange(ids.size)
@@ -301,9 +307,10 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
         for fanout in (-1, 0, 3):
             for flags in range(8):
                 how: Any = {
-                    "replace": bool(flags & 1), "with_weight": bool(flags & 2),
+                    "replace": bool(flags & 1),
+                    "with_weight": bool(flags & 2),
                     "with_edge": bool(flags & 4),
-                }  # fmt: skip
+                }
                 draw = Draw(EDGE, fanout, 2**64 - 5, **how)
                 one = LocalReader(view).draw(draw, nodes)
                 other = GraphReader(part, peers).draw(draw, nodes)()
@@ -407,9 +414,7 @@ def test_questions_for_nodes_before_the_first(node: int, first_row: int) -> None
     view, nodes = _view(3, 4, [1.0, 2, 3]), np.array([first_row + 1, first_row + node])
     rows = dataclasses.replace(view.adjacency[EDGE], first_row=first_row)
     store = LocalReader(dataclasses.replace(view, adjacency={EDGE: rows}))
-    ways: list[dict[str, Any]] = [
-        {}, {"with_weight": True}, {"replace": True}, {"method": "labor"},
-    ]  # fmt: skip
+    ways: list[dict[str, Any]] = [{}, {"with_weight": True}, {"replace": True}, {"method": "labor"}]
     for how in ways:
         with pytest.raises(ProtocolError, match=f"where the first is {first_row}"):
             store.answer_draw(DrawRequest(Draw(EDGE, 2, 1, **how), nodes))
@@ -487,9 +492,12 @@ def test_the_bits_are_the_same_on_any_machine_and_version() -> None:
 
 @given(
     dtype=st.sampled_from(["float32", "float64", "int64", "uint16", "uint8", "bool"]),
-    width=st.lists(st.integers(0, 5), max_size=2), sizes=st.lists(st.integers(1, 9), min_size=1),
-    count=st.integers(0, 40), shift=st.integers(0, 8), data=st.data(),
-)  # fmt: skip
+    width=st.lists(st.integers(0, 5), max_size=2),
+    sizes=st.lists(st.integers(1, 9), min_size=1),
+    count=st.integers(0, 40),
+    shift=st.integers(0, 8),
+    data=st.data(),
+)
 def test_rows_of_several_matrices(dtype, width, sizes, count, shift, data) -> None:
     """Any type, any shape, wherever they lie: each position gets the row that was named for it."""
     rng = np.random.default_rng(count)

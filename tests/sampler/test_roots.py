@@ -42,8 +42,10 @@ def test_seeds_keep_their_positions_repeats_too(hetero: bool) -> None:
     prefix, name = ("user.", "user") if hetero else ("", NODE)
     assert nodes.ids(name).tolist() == [7, 2, 7]
     assert found == {
-        IS_HETERO: int(hetero), prefix + INPUT_ID: [30, 31, 32], prefix + BATCH: [7, 2, 7],
-    }  # fmt: skip
+        IS_HETERO: int(hetero),
+        prefix + INPUT_ID: [30, 31, 32],
+        prefix + BATCH: [7, 2, 7],
+    }
 
 
 def test_a_loader_may_send_other_numbers_than_positions() -> None:
@@ -51,8 +53,14 @@ def test_a_loader_may_send_other_numbers_than_positions() -> None:
     assert _place(NodeRoots, **extra)[1][INPUT_ID] == [7, 2, 7]
 
 
-@pytest.mark.parametrize("how", [{"disjoint": True}, {"time_attr": "node_time"},
-                                 {"time_attr": "node_time", "disjoint": "by_time"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"disjoint": True},
+        {"time_attr": "node_time"},
+        {"time_attr": "node_time", "disjoint": "by_time"},
+    ],
+)
 def test_in_trees_the_batch_is_told_by_the_trees(how: dict) -> None:
     """PyG's ``batch`` is a field of all nodes there, not of the seeds."""
     times = np.array([4, 9, 4]) if "time_attr" in how else None

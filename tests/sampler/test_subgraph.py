@@ -12,9 +12,7 @@ from support.draws import examples
 from torch_geometric.sampler.base import HeteroSamplerOutput, SamplerOutput
 
 from gigl_loader.sampler.neighbor import subgraph_sampler
-from gigl_loader.testing import (
-    TinyGraph,
-)
+from gigl_loader.testing import TinyGraph
 
 
 @settings(max_examples=examples(25))
@@ -22,8 +20,13 @@ from gigl_loader.testing import (
 def test_an_induced_subgraph_has_all_edges_between_its_nodes(case, count, cut) -> None:
     graph, seeds, fanout, edge_dir = case
     plan = plan_of(graph, fanout, {"subgraph_type": "induced"})
-    plain = sample([graph.dataset(edge_dir=edge_dir).view()], graph,
-                    plan_of(graph, fanout), seeds, edge_dir=edge_dir)  # fmt: skip
+    plain = sample(
+        [graph.dataset(edge_dir=edge_dir).view()],
+        graph,
+        plan_of(graph, fanout),
+        seeds,
+        edge_dir=edge_dir,
+    )
     views = [part.view() for part in graph.partitions(count, edge_dir=edge_dir, seed=cut)]
     batch = sample(views, graph, plan, seeds, where=count - 1, edge_dir=edge_dir)
     assert getattr(batch, "num_sampled_nodes", None) is None
@@ -76,8 +79,9 @@ def test_bidirectional_edges_are_those_of_pyg(relations, data) -> None:
     if not graph.is_heterogeneous:
         sampled = SamplerOutput(plain.n_id, *plain.edge_index, plain.e_id).to_bidirectional()
         assert batch.edge_index.tolist() == torch.stack([sampled.row, sampled.col]).tolist()
-        chosen = dict(zip(map(tuple, plain.edge_index.t().tolist()), plain.e_id.tolist(),
-                          strict=True))  # fmt: skip
+        chosen = dict(
+            zip(map(tuple, plain.edge_index.t().tolist()), plain.e_id.tolist(), strict=True)
+        )
         for pair, edge_id in zip(batch.edge_index.t().tolist(), batch.e_id.tolist(), strict=True):
             ids = {chosen.get(tuple(pair)), chosen.get(tuple(pair[::-1]))}
             assert edge_id in ids or len(chosen) < plain.e_id.numel()
@@ -111,6 +115,7 @@ def test_the_seeds_of_an_induced_subgraph_are_mapped() -> None:
     assert batch.n_id.tolist() == [4, 7, 1]
     assert batch.mapping.tolist() == [0, 1, 0, 2]
     assert batch.batch.tolist() == [4, 7, 4, 1]
-    inside = [i for i, pair in enumerate(graph.edges[next(iter(graph.edges))])
-              if set(pair) <= {4, 7, 1}]  # fmt: skip
+    inside = [
+        i for i, pair in enumerate(graph.edges[next(iter(graph.edges))]) if set(pair) <= {4, 7, 1}
+    ]
     assert sorted(batch.e_id.tolist()) == inside

@@ -49,20 +49,26 @@ def _timed(graph: TinyGraph, times: dict, count: int, edge_dir: EdgeDir, cut: in
     book = books if graph.is_heterogeneous else next(iter(books.values()))
     return [
         DistDataset.from_pyg(
-            data, edge_dir=edge_dir, partition_book=book, partition_idx=index,
-            num_partitions=count, time_attr=TIME,
+            data,
+            edge_dir=edge_dir,
+            partition_book=book,
+            partition_idx=index,
+            num_partitions=count,
+            time_attr=TIME,
         ).view_by_time(TIME)
         for index in range(count)
-    ]  # fmt: skip
+    ]
 
 
 @st.composite
 def cases(draw):
     heterogeneous = draw(st.booleans())
     graph = TinyGraph.random(
-        draw(st.integers(1, 10)), draw(st.integers(0, 50)), heterogeneous=heterogeneous,
+        draw(st.integers(1, 10)),
+        draw(st.integers(0, 50)),
+        heterogeneous=heterogeneous,
         seed=draw(st.integers(0, 10**6)),
-    )  # fmt: skip
+    )
     of_nodes = draw(st.booleans())
     sizes = sum(graph.num_nodes.values()), sum(map(len, graph.edges.values()))
     assume(heterogeneous or sizes[0] != sizes[1])  # else PyG takes all values for those of nodes
@@ -89,9 +95,13 @@ def _plan(case, input_type: str) -> SamplingPlan:
     _, _, fanouts, _, how, replace = case
     expansion = ExpansionOptions(time_attr=TIME, **how)
     return SamplingPlan(
-        input_type=input_type, fanouts=fanouts, seed=3, with_edge=True, replace=replace,
+        input_type=input_type,
+        fanouts=fanouts,
+        seed=3,
+        with_edge=True,
+        replace=replace,
         expansion=expansion,
-    )  # fmt: skip
+    )
 
 
 def _trees(case, times) -> list[int]:
@@ -138,9 +148,12 @@ def _check_times(batch, case, seed_times) -> None:
             seed_time = seed_times[int(nodes.batch[node])]
             possible = _possible(case, edge_type, neighbor, int(nodes.n_id[node]), seed_time)
             _check_draw(
-                drawn.get(node, []), possible, fanouts[edge_type][node >= first], replace,
+                drawn.get(node, []),
+                possible,
+                fanouts[edge_type][node >= first],
+                replace,
                 last=how["temporal_strategy"] == "last" and is_timed,
-            )  # fmt: skip
+            )
 
 
 def _possible(case, edge_type, neighbor, node, seed_time) -> list[tuple[float, int]]:
@@ -180,8 +193,9 @@ def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> Non
     """Ties, equal times, windows, types without time; the same bits over several partitions."""
     graph, times, fanouts, edge_dir, _, _ = case
     input_type = data.draw(st.sampled_from(sorted(graph.num_nodes)))
-    seeds = data.draw(st.lists(st.integers(0, graph.num_nodes[input_type] - 1), min_size=1,
-                               max_size=5))  # fmt: skip
+    seeds = data.draw(
+        st.lists(st.integers(0, graph.num_nodes[input_type] - 1), min_size=1, max_size=5)
+    )
     own = times.get(input_type)
     given_times = data.draw(
         st.lists(st.integers(-4, 4), min_size=len(seeds), max_size=len(seeds))
@@ -223,15 +237,22 @@ def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
     ends = (graph.num_nodes[edge_type[0]], graph.num_nodes[edge_type[2]])
     pair = st.tuples(st.integers(0, ends[0] - 1), st.integers(0, ends[1] - 1), st.integers(-3, 4))
     edges = data.draw(st.lists(pair, min_size=1, max_size=4))
-    earliest = max(int(times[end].min()) for end in edge_type[::2] if end in times) if any(
-        end in times for end in edge_type[::2]) else -9  # fmt: skip
+    earliest = (
+        max(int(times[end].min()) for end in edge_type[::2] if end in times)
+        if any(end in times for end in edge_type[::2])
+        else -9
+    )
     src, dst, when = zip(*((s, d, max(t, earliest)) for s, d, t in edges), strict=True)
     extra = {EDGE_TARGETS: np.array(dst), SEED_TIME: np.array(when)}
     request = SampleRequest(BatchTicket(0, 1, 0, 0), np.array(src), np.arange(len(src)), extra)
     sampler = edge_sampler(
-        as_worker_gets(views[0]), _plan(case, edge_type[0]), InProcessPeers(views),
-        edge_type=edge_type, negatives=kind, amount=2,
-    )  # fmt: skip
+        as_worker_gets(views[0]),
+        _plan(case, edge_type[0]),
+        InProcessPeers(views),
+        edge_type=edge_type,
+        negatives=kind,
+        amount=2,
+    )
     message = sample_message(sampler, request)
     batch = _collate(message, graph, fanouts, edge_dir)
     add_edge_labels(batch, message, edge_type if graph.is_heterogeneous else None, kind=kind)
@@ -268,16 +289,20 @@ def test_uniform_draws_are_uniform_among_the_past() -> None:
     views = _timed(graph, {next(iter(graph.edges)): torch.arange(20)}, 1, "in")
     options = ExpansionOptions(time_attr=TIME, time_window=11)
     plan = SamplingPlan(
-        input_type=next(iter(graph.num_nodes)), fanouts=dict.fromkeys(graph.edges, (3,)), seed=1,
+        input_type=next(iter(graph.num_nodes)),
+        fanouts=dict.fromkeys(graph.edges, (3,)),
+        seed=1,
         expansion=options,
-    )  # fmt: skip
+    )
     sampler = NeighborSampler(as_worker_gets(views[0]), plan, None)
     seen: Counter = Counter()
     for batch in range(60):
         request = SampleRequest(
-            BatchTicket(0, 1, 0, batch), np.full(50, 20), np.arange(50),
+            BatchTicket(0, 1, 0, batch),
+            np.full(50, 20),
+            np.arange(50),
             {SEED_TIME: np.full(50, 15)},
-        )  # fmt: skip
+        )
         found = to_data(sample_message(sampler, request))
         seen.update(found.n_id[50:].tolist())
     assert set(seen) == set(range(4, 16))
@@ -308,9 +333,11 @@ def test_times_that_cannot_be_used_are_refused() -> None:
     data.later = torch.tensor([1.0, float("nan"), 0, 0, 0, 0])
     dataset = DistDataset.from_pyg(data)
     for name, match in (
-        ("never", "is no attribute"), ("later", "not a number"), ("train_mask", "one number each"),
+        ("never", "is no attribute"),
+        ("later", "not a number"),
+        ("train_mask", "one number each"),
         ("edge_age", "one number each"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ConfigError, match=match):
             dataset.view_by_time(name)
     parts = graph.partitions(2)
@@ -363,9 +390,11 @@ def test_times_of_neighbours_are_in_no_batch() -> None:
     views = _timed(graph, {next(iter(graph.num_nodes)): torch.arange(6)}, 2, "in")
     assert any(name.startswith(NEIGHBOR_TIME) for _, name in views[0].edge_attributes)
     plan = SamplingPlan(
-        input_type=next(iter(graph.num_nodes)), fanouts=dict.fromkeys(graph.edges, (3,)), seed=1,
+        input_type=next(iter(graph.num_nodes)),
+        fanouts=dict.fromkeys(graph.edges, (3,)),
+        seed=1,
         with_edge=True,
-    )  # fmt: skip
+    )
     sampler = NeighborSampler(as_worker_gets(views[0]), plan, InProcessPeers(views))
     message = sample_message(
         sampler, SampleRequest(BatchTicket(0, 1, 0, 0), np.arange(6), np.arange(6))
@@ -385,9 +414,11 @@ def test_whole_times_and_times_with_fractions_of_different_types(count: int, win
     views = _timed(graph, times, count, "in")
     assert not next(iter(views[0].times.values())).is_float
     plan = SamplingPlan(
-        input_type="item", fanouts={edge_type: (-1,)}, seed=1,
+        input_type="item",
+        fanouts={edge_type: (-1,)},
+        seed=1,
         expansion=ExpansionOptions(time_attr=TIME, time_window=window),
-    )  # fmt: skip
+    )
     peers = InProcessPeers(views) if count > 1 else None
     view = as_worker_gets(views[0])
     sampler = NeighborSampler(view, plan, peers)

@@ -13,13 +13,16 @@ TIMES = st.integers(-4, 4) | st.sampled_from([LOWEST, np.iinfo(np.int64).max])
 
 @given(
     rows=st.lists(st.lists(TIMES, max_size=9).map(sorted), min_size=1, max_size=40),
-    fanout=st.integers(-1, 4), replace=st.booleans(), last=st.booleans(), window=st.booleans(),
+    fanout=st.integers(-1, 4),
+    replace=st.booleans(),
+    last=st.booleans(),
+    window=st.booleans(),
     data=st.data(),
-)  # fmt: skip
+)
 def test_rows_are_cut_to_the_times_of_each_node(rows, fanout, replace, last, window, data) -> None:
-    asked = data.draw(st.lists(
-        st.tuples(st.integers(0, len(rows) + 2), TIMES, TIMES), min_size=1, max_size=40
-    ))  # fmt: skip
+    asked = data.draw(
+        st.lists(st.tuples(st.integers(0, len(rows) + 2), TIMES, TIMES), min_size=1, max_size=40)
+    )
     nodes, until, since = (np.array(column) for column in zip(*asked, strict=True))
     indptr = np.cumsum([0, *map(len, rows)])
     times = np.array([time for row in rows for time in row], np.int64)

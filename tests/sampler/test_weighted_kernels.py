@@ -39,10 +39,12 @@ def _cases() -> np.ndarray:
     """Return whole numbers below 2 ** 53: any, near both ends, powers of two, near sqrt 1/2."""
     rng = np.random.default_rng(1)
     found = [
-        rng.integers(0, 2**53, 200_000), rng.integers(0, 2**20, 20_000),
-        2**53 - rng.integers(1, 2**20, 20_000), 2**53 - 2 ** np.arange(53),
+        rng.integers(0, 2**53, 200_000),
+        rng.integers(0, 2**20, 20_000),
+        2**53 - rng.integers(1, 2**20, 20_000),
+        2**53 - 2 ** np.arange(53),
         2**53 - (2**53 * 0.5**0.5 * (1 + np.arange(-50, 50) * 1e-15)).astype(np.int64),
-    ]  # fmt: skip
+    ]
     return np.concatenate(found)
 
 
@@ -81,11 +83,18 @@ def _step_by_step(number: int) -> float:
     ratio = _rounded((scaled - 1) / _rounded(scaled + 1))
     square = _rounded(ratio * ratio)
     fourth = _rounded(square * square)
-    one = [Fraction(value) for value in (
-        6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
-        2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
-        1.479819860511658591e-01,
-    )]  # fmt: skip
+    one = [
+        Fraction(value)
+        for value in (
+            6.666666666666735130e-01,
+            3.999999999940941908e-01,
+            2.857142874366239149e-01,
+            2.222219843214978396e-01,
+            1.818357216161805012e-01,
+            1.531383769920937332e-01,
+            1.479819860511658591e-01,
+        )
+    ]
 
     def series(start: Fraction, *factors: Fraction) -> Fraction:
         found = factors[-1]

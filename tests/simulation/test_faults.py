@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.simulation import (
-    LostRank,
-    LostServers,
-    Size,
-    SlowRank,
-    SlowServers,
-    draw_faults,
-)
+from support.simulation import LostRank, LostServers, Size, SlowRank, SlowServers, draw_faults
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 30), st.booleans())
@@ -48,10 +41,14 @@ def test_every_kind_is_drawn() -> None:
     assert any(one.down_s == math.inf for one in racks)
 
 
-@pytest.mark.parametrize(("fault", "called"), [
-    (SlowRank(1.0, 3, 7.0), ("slow_rank", 3, 7.0)), (LostRank(1.0, 2, 5), ("lose_rank", 2, 5)),
-    (LostServers(1.0, (4,), 9.0), ("lose_server", 4, 9.0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "called"),
+    [
+        (SlowRank(1.0, 3, 7.0), ("slow_rank", 3, 7.0)),
+        (LostRank(1.0, 2, 5), ("lose_rank", 2, 5)),
+        (LostServers(1.0, (4,), 9.0), ("lose_server", 4, 9.0)),
+    ],
+)
 def test_a_fault_happens_to_the_job(fault: Any, called: tuple[Any, ...]) -> None:
     told: list[tuple[Any, ...]] = []
 

@@ -38,9 +38,13 @@ class _Cluster:
 
     def serve(self) -> None:
         self.network.listener(
-            *SERVER, Security.local(), {"bytes": Method(Rows, Rows, self._double)}, "server",
-            on_end=lambda peer, end: self.ends.append((peer.name, end)), inherits=None,
-        ).start()  # fmt: skip
+            *SERVER,
+            Security.local(),
+            {"bytes": Method(Rows, Rows, self._double)},
+            "server",
+            on_end=lambda peer, end: self.ends.append((peer.name, end)),
+            inherits=None,
+        ).start()
 
     def ask(self, name: str, host: str, nbytes: int, timeout_s: float | None = None) -> Process:
         """Ask in a thread of a process of its own; note when it was answered, or the error."""
@@ -102,9 +106,7 @@ def test_handlers_that_wait_do_not_keep_others_waiting() -> None:
 
 def test_a_caller_tries_until_the_listener_is_up() -> None:
     cluster = _Cluster()
-    cluster.world.clock.call_later(
-        7.0, lambda: cluster.world.spawn(cluster.serve, cluster.server)
-    )  # fmt: skip
+    cluster.world.clock.call_later(7.0, lambda: cluster.world.spawn(cluster.serve, cluster.server))
     process = cluster.ask("early", "10.0.0.2", 1)
     cluster.run(lambda: len(cluster.found) == 1)
     assert 8.0 < cluster.world.clock.now < 10.0

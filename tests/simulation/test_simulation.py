@@ -191,12 +191,14 @@ def test_batches_of_a_consumer_by_formula() -> None:
             for batch in share_of_batches(
                 total,
                 ProducerRequest(
-                    source_options=SourceOptions(seed=1), shard=shard, num_shards=shards,
+                    source_options=SourceOptions(seed=1),
+                    shard=shard,
+                    num_shards=shards,
                     client_ranks=Runs.of(range(consumers)),
                 ),
                 consumer,
             )
-        )  # fmt: skip
+        )
         own = OwnBatches(total, shards, consumers, consumer)
         assert [(batch, shard) for shard, batch in own] == wanted
         assert len(own) == len(wanted)

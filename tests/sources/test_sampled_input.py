@@ -50,9 +50,14 @@ SEEDS = torch.arange(100, 111)
 
 def _config(**changes: Any) -> Any:
     how = {
-        "batch_size": 4, "shuffle": False, "drop_last": False, "num_neighbors": [3, 2],
-        "with_edge": False, "with_weight": False, "collect_features": True,
-    }  # fmt: skip
+        "batch_size": 4,
+        "shuffle": False,
+        "drop_last": False,
+        "num_neighbors": [3, 2],
+        "with_edge": False,
+        "with_weight": False,
+        "collect_features": True,
+    }
     return SimpleNamespace(**{**how, **changes})
 
 
@@ -70,9 +75,11 @@ def test_the_shuffle_is_a_function_of_seed_and_epoch() -> None:
 
 
 @given(
-    groups=st.lists(st.integers(0, 9), max_size=60), per_batch=st.integers(1, 12),
-    seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 2**40),
-)  # fmt: skip
+    groups=st.lists(st.integers(0, 9), max_size=60),
+    per_batch=st.integers(1, 12),
+    seed=st.integers(0, 2**63 - 1),
+    epoch=st.integers(0, 2**40),
+)
 def test_groups_are_mixed_a_few_at_a_time(
     groups: list[int], per_batch: int, seed: int, epoch: int
 ) -> None:
@@ -173,8 +180,9 @@ def test_a_plan_has_edge_types_in_one_order_on_all_ranks() -> None:
     for fanouts in (others, dict(reversed(others.items()))):
         plan = make_plan(view, names, _config(num_neighbors=fanouts), SourceOptions(seed=7))
         assert list(plan.fanouts.items()) == [
-            (("a", "to", "b"), (1, -1)), (("b", "to", "a"), (3, 2))
-        ]  # fmt: skip
+            (("a", "to", "b"), (1, -1)),
+            (("b", "to", "a"), (3, 2)),
+        ]
         assert (plan.input_type, plan.seed) == ("b", 7)
     alone = SimpleNamespace(input_type=None)
     plan = make_plan(view, alone, _config(with_edge=True), SourceOptions(seed=7, replace=True))
@@ -231,9 +239,12 @@ def test_workers_load_the_kernels_that_they_need_alone() -> None:
     view = TinyGraph.random(10, 20).dataset().view()
 
     def needed(
-        sampler: str | None = None, options: ExpansionOptions | None = None, peers: bool = False,
-        caches: bool = False, **config: Any,
-    ) -> list[str]:  # fmt: skip
+        sampler: str | None = None,
+        options: ExpansionOptions | None = None,
+        peers: bool = False,
+        caches: bool = False,
+        **config: Any,
+    ) -> list[str]:
         expansion = options or ExpansionOptions()
         plan = make_plan(view, names, _config(**config), SourceOptions(seed=7, expansion=expansion))
         kind = sampler_kind(None if sampler is None else CustomSamplerOptions(sampler))

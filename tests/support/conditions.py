@@ -186,12 +186,14 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
         return device if isinstance(device, int) else (torch.device(device).index or 0)
 
     says = {
-        "is_available": lambda: bool(found), "device_count": lambda: len(found),
-        "current_device": lambda: 0, "get_device_name": lambda device: f"H{number(device)}00",
+        "is_available": lambda: bool(found),
+        "device_count": lambda: len(found),
+        "current_device": lambda: 0,
+        "get_device_name": lambda device: f"H{number(device)}00",
         "mem_get_info": lambda device: (found[number(device)], found.total),
         "memory_reserved": lambda device: found.reserved,
         "memory_allocated": lambda device: found.allocated,
-    }  # fmt: skip
+    }
     for name, told in says.items():
         monkeypatch.setattr(torch.cuda, name, told)
     return found

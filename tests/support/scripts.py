@@ -108,9 +108,12 @@ def _start(popen: "subprocess.Popen[Any]", how: tuple[Any, ...], to_children: bo
     )
     environment = os.environ if given["env"] is None else given["env"]
     popen.pid = current.fork(
-        script, streams, dict(environment), os.fspath(given["cwd"] or os.getcwd()),
+        script,
+        streams,
+        dict(environment),
+        os.fspath(given["cwd"] or os.getcwd()),
         new_session=bool(given["start_new_session"]),
-    )  # fmt: skip
+    )
     popen._child_created = True  # type: ignore[attr-defined]
     pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
     popen._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]

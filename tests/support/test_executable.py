@@ -55,14 +55,20 @@ def test_it_is_as_the_interpreter(python: str, tmp_path: Path) -> None:
     with os.fdopen(read) as pipe:
         done = subprocess.run(
             ["/bin/sh", "-c", '"$@"', "sh", python, "-u", str(script), str(write), "a b", ""],
-            env={"COLOUR": "blue"}, cwd=tmp_path, input="what it is told", pass_fds=[write],
-            capture_output=True, text=True, timeout=200,
-        )  # fmt: skip
+            env={"COLOUR": "blue"},
+            cwd=tmp_path,
+            input="what it is told",
+            pass_fds=[write],
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
         os.close(write)
         assert pipe.read() == "by the descriptor"
     assert done.stdout.splitlines() == [
-        f"True True __main__ {write} a b ", f"blue None {tmp_path} {python}"
-    ]  # fmt: skip
+        f"True True __main__ {write} a b ",
+        f"blue None {tmp_path} {python}",
+    ]
     assert (done.stderr, done.returncode) == ("what it is told\n", 3)
 
 

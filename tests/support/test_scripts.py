@@ -97,10 +97,7 @@ def test_pythons_are_forked_from_one_that_has_imported() -> None:
 
 @pytest.mark.parametrize(
     ("end", "code"),
-    [
-        ("sys.exit(2)", 2),
-        ("os.kill(os.getpid(), signal.SIGINT); signal.pause()", -signal.SIGINT),
-    ],
+    [("sys.exit(2)", 2), ("os.kill(os.getpid(), signal.SIGINT); signal.pause()", -signal.SIGINT)],
 )
 def test_an_interpreter_that_is_torn_down(end: str, code: int) -> None:
     """What modules hold goes last, after threads have ended and functions of ``atexit``."""

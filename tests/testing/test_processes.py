@@ -94,9 +94,12 @@ sys.stdin.readline()
 
 def test_the_fork_server_ends_with_who_started_it() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    ) as process:  # fmt: skip
+        [sys.executable, "-c", _SCRIPT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "\n"

@@ -27,10 +27,16 @@ def _batch() -> Data:
     features = [[i, 0] for i in ids.tolist()]
     labels = [[i, 100 + i, 0] for i in ids.tolist()]
     batch = Data(
-        x=torch.tensor(features, dtype=torch.float32), y=torch.tensor(labels),
-        edge_index=torch.tensor([[2, 3, 3, 0], [0, 0, 0, 1]]), n_id=ids, node=ids, e_id=edges,
-        edge=edges, batch=SEEDS, edge_attr=torch.stack([edges, 0 * edges], 1).float(),
-    )  # fmt: skip
+        x=torch.tensor(features, dtype=torch.float32),
+        y=torch.tensor(labels),
+        edge_index=torch.tensor([[2, 3, 3, 0], [0, 0, 0, 1]]),
+        n_id=ids,
+        node=ids,
+        e_id=edges,
+        edge=edges,
+        batch=SEEDS,
+        edge_attr=torch.stack([edges, 0 * edges], 1).float(),
+    )
     batch.batch_size = 2
     batch.num_sampled_nodes, batch.num_sampled_edges = [2, 2], [4]
     return batch

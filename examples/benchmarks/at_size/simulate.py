@@ -20,14 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # where the simulated cluster is
-from support.simulation import (
-    Deadlock,
-    Outcome,
-    SimulatedJob,
-    Size,
-    draw_faults,
-    run_job,
-)
+from support.simulation import Deadlock, Outcome, SimulatedJob, Size, draw_faults, run_job
 
 RANKS = (16, 64, 256, 1024, 4096)
 RANKS_PER_SERVER = 16
@@ -71,19 +64,33 @@ def measure(ranks: int, batches: int, cache: float) -> dict[str, float]:
 
 
 COLUMNS = {
-    "ranks": "ranks", "servers": "servers", "messages": "messages per rank", "kb": "KB per rank",
-    "rank_kb": "held by a rank, KB", "server_kb": "by a server, KB",
-    "memory_kb": "simulation per rank, KB", "links": "servers per rank",
-    "leader_messages": "messages of rank 0", "simulated_start_s": "loaders there after, s",
-    "wall_s": "run, s", "cpu_s": "CPU, s", "peak_gb": "peak, GB",
-}  # fmt: skip
+    "ranks": "ranks",
+    "servers": "servers",
+    "messages": "messages per rank",
+    "kb": "KB per rank",
+    "rank_kb": "held by a rank, KB",
+    "server_kb": "by a server, KB",
+    "memory_kb": "simulation per rank, KB",
+    "links": "servers per rank",
+    "leader_messages": "messages of rank 0",
+    "simulated_start_s": "loaders there after, s",
+    "wall_s": "run, s",
+    "cpu_s": "CPU, s",
+    "peak_gb": "peak, GB",
+}
 
 
 OF_CACHES = {
-    "ranks": "ranks", "servers": "servers", "batches": "batches per rank",
-    "hits": "rows that were kept, %", "memory_at_end_kb": "simulation per rank at the end, KB",
-    "simulated_s": "simulated s", "wall_s": "run, s", "cpu_s": "CPU, s", "peak_gb": "peak, GB",
-}  # fmt: skip
+    "ranks": "ranks",
+    "servers": "servers",
+    "batches": "batches per rank",
+    "hits": "rows that were kept, %",
+    "memory_at_end_kb": "simulation per rank at the end, KB",
+    "simulated_s": "simulated s",
+    "wall_s": "run, s",
+    "cpu_s": "CPU, s",
+    "peak_gb": "peak, GB",
+}
 CACHE, SIZES_OF_CACHES = 0.1, (64, 1024, 4096)
 
 
@@ -162,8 +169,16 @@ def main() -> int:
 
 def in_a_process(ranks: int, batches: int, cache: float) -> dict[str, float]:
     """Run one size in a process of its own."""
-    command = [sys.executable, __file__, "--one", str(ranks), "--batches", str(batches),
-               "--cache", str(cache)]  # fmt: skip
+    command = [
+        sys.executable,
+        __file__,
+        "--one",
+        str(ranks),
+        "--batches",
+        str(batches),
+        "--cache",
+        str(cache),
+    ]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     print(done.stdout.strip(), file=sys.stderr, flush=True)
     found: dict[str, float] = json.loads(done.stdout)

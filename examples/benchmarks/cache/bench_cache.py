@@ -92,9 +92,11 @@ def _values(field: Any) -> np.ndarray:
 def ours(trace: Trace, num_ids: int, capacity: int) -> tuple[int, int, float]:
     """Return (rows fetched, look-ahead in batches, CPU milliseconds of deciding per batch)."""
     table = RowTable(
-        num_ids=num_ids, capacity=capacity, references=10 * capacity + (1 << 20),
+        num_ids=num_ids,
+        capacity=capacity,
+        references=10 * capacity + (1 << 20),
         matrices={("node_features", "rows"): ("uint8", (ROW_BYTES,))},
-    )  # fmt: skip
+    )
     cache = RowCache.private({OWNER: table})
     user, numbers = cache.join(), []
     drawn = DrawnAhead(np.zeros(DrawnAhead.NUM_WORDS, np.int64))
@@ -166,10 +168,19 @@ def highest_degree(trace: Trace, degrees: np.ndarray, parts: np.ndarray, capacit
 # --- the table ------------------------------------------------------------------------------------
 
 COLUMNS = (
-    "graph, seeds", "rows a batch", "cache", "optimum: share fetched", "ours / optimum",
-    "LRU / optimum", "highest degree / optimum", "look-ahead", "deciding, CPU ms",
-    "ns a row", "ns a row, many ids", "structure, CPU ms",
-)  # fmt: skip
+    "graph, seeds",
+    "rows a batch",
+    "cache",
+    "optimum: share fetched",
+    "ours / optimum",
+    "LRU / optimum",
+    "highest degree / optimum",
+    "look-ahead",
+    "deciding, CPU ms",
+    "ns a row",
+    "ns a row, many ids",
+    "structure, CPU ms",
+)
 HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
@@ -185,9 +196,13 @@ def main() -> None:
     args = parser.parse_args()
     num_ids = 1 << args.scale
     RowCache.load_kernels()
-    lines = [f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs, numpy "
-             f"{np.__version__}: {num_ids:,} nodes, {args.edges * num_ids:,} edges, "
-             f"{args.parts} random parts, fan-outs {list(FANOUTS)}.", "", HEADER]  # fmt: skip
+    lines = [
+        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs, numpy "
+        f"{np.__version__}: {num_ids:,} nodes, {args.edges * num_ids:,} edges, "
+        f"{args.parts} random parts, fan-outs {list(FANOUTS)}.",
+        "",
+        HEADER,
+    ]
     for line in lines:
         print(line)
     for name, make in (("power law", power_law), ("uniform", uniform)):

@@ -102,18 +102,33 @@ def order_of(groups: Order, community: Tensor) -> dict[str, Any]:
 
 
 def classes(
-    data: Data, dataset: DistDataset, community: Tensor, order: Order, seed: int, *, epochs: int,
-    batch_size: int, fanout: list[int], rate: float, dropout: float, decays: bool = False,
-) -> tuple[float, float]:  # fmt: skip
+    data: Data,
+    dataset: DistDataset,
+    community: Tensor,
+    order: Order,
+    seed: int,
+    *,
+    epochs: int,
+    batch_size: int,
+    fanout: list[int],
+    rate: float,
+    dropout: float,
+    decays: bool = False,
+) -> tuple[float, float]:
     """Return the percentage of test nodes whose class is found, and nodes a seed."""
     torch.manual_seed(seed)
     model = GraphSAGE(data.num_features, 64, 2, int(data.y.max()) + 1, dropout=dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, weight_decay=5e-4)
     num_nodes = num_seeds = 0
     with DistNeighborLoader(
-        dataset, fanout, data.train_mask, batch_size=batch_size, num_workers=0, seed=seed,
+        dataset,
+        fanout,
+        data.train_mask,
+        batch_size=batch_size,
+        num_workers=0,
+        seed=seed,
         **order_of(order, community),
-    ) as loader:  # fmt: skip
+    ) as loader:
         last = 0.0 if decays else 1.0
         steps = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, last, epochs * len(loader))
         for _ in range(epochs):
@@ -139,19 +154,29 @@ def classes(
 
 
 def ties(
-    data: Data, held_out: Tensor, dataset: DistDataset, community: Tensor, order: Order, seed: int,
+    data: Data,
+    held_out: Tensor,
+    dataset: DistDataset,
+    community: Tensor,
+    order: Order,
+    seed: int,
     epochs: int,
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """Return how often, in percent, a held-out tie scores above a random pair, and nodes a tie."""
     torch.manual_seed(seed)
     model = GraphSAGE(data.num_features, 64, 2, 64)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     num_nodes = num_seeds = 0
     with DistLinkNeighborLoader(
-        dataset, [10, 10], data.edge_index[:, : data.edge_index.size(1) // 2],
-        neg_sampling="binary", batch_size=256, num_workers=0, seed=seed,
+        dataset,
+        [10, 10],
+        data.edge_index[:, : data.edge_index.size(1) // 2],
+        neg_sampling="binary",
+        batch_size=256,
+        num_workers=0,
+        seed=seed,
         **order_of(order, community),
-    ) as loader:  # fmt: skip
+    ) as loader:
         for _ in range(epochs):
             for batch in loader:
                 out = model(batch.x, batch.edge_index)
@@ -191,9 +216,12 @@ def runs_of(args: argparse.Namespace) -> list[Run]:
         papers.train_mask = ~(papers.val_mask | papers.test_mask)
         dataset, found = DistDataset.from_pyg(papers), communities(papers, COMMUNITIES)
         how: dict[str, Any] = {
-            "epochs": 2 if quick else 8, "batch_size": 32, "fanout": [10, 10], "rate": 0.01,
+            "epochs": 2 if quick else 8,
+            "batch_size": 32,
+            "fanout": [10, 10],
+            "rate": 0.01,
             "dropout": 0.5,
-        }  # fmt: skip
+        }
         made.append(
             Run(
                 "Cora, accuracy",
@@ -214,8 +242,12 @@ def runs_of(args: argparse.Namespace) -> list[Run]:
         many, community = planted(*((100, 100, 8) if quick else (1000, 1000, 8)))
         large = DistDataset.from_pyg(many)
         rest: dict[str, Any] = {
-            "epochs": 2, "batch_size": 256, "fanout": [5, 5], "rate": 0.005, "dropout": 0.0
-        }  # fmt: skip
+            "epochs": 2,
+            "batch_size": 256,
+            "fanout": [5, 5],
+            "rate": 0.005,
+            "dropout": 0.0,
+        }
         best = f"(best: {100 - 100 * FLIPPED:.0f})"
         titles = {"planted": f"planted {best}", "decaying": f"planted, the rate falls to 0 {best}"}
         made += [
@@ -242,19 +274,23 @@ def page_of(results: dict[str, Results]) -> str:
         rows.append(f"| {name} | {' | '.join(cells)} |")
         lost.append(means[None] - means[DEFAULT])
     falls, seeds = max(lost) > ALLOWED, len(found)
-    return "\n".join([
-        f"With `groups_per_batch={DEFAULT}`, the default, accuracy falls by at most "
-        f"{max(0.0, *lost):.2f} points beside a plain shuffle"
-        + (f": more than the {ALLOWED} that are allowed." if falls else "."),
-        "",
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs, Python "
-        f"{platform.python_version()}, torch {torch.__version__}. Seeds: {seeds}. Percent after "
-        "the same number of epochs, mean and standard deviation; in brackets, nodes of a batch per "
-        "seed.",
-        "",
-        f"| | random | {' | '.join(f'groups of {groups}' for groups in GROUPS)} |",
-        "|---" * (1 + len(ORDERS)) + "|", *rows, "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"With `groups_per_batch={DEFAULT}`, the default, accuracy falls by at most "
+            f"{max(0.0, *lost):.2f} points beside a plain shuffle"
+            + (f": more than the {ALLOWED} that are allowed." if falls else "."),
+            "",
+            f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs, Python "
+            f"{platform.python_version()}, torch {torch.__version__}. Seeds: {seeds}. Percent "
+            "after the same number of epochs, mean and standard deviation; in brackets, nodes of a "
+            "batch per seed.",
+            "",
+            f"| | random | {' | '.join(f'groups of {groups}' for groups in GROUPS)} |",
+            "|---" * (1 + len(ORDERS)) + "|",
+            *rows,
+            "",
+        ]
+    )
 
 
 def main() -> None:

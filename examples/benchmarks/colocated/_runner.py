@@ -80,8 +80,11 @@ def _start(contestant: Contestant, job: Job, log: Path, run: str) -> "subprocess
     with log.open("wb") as out:
         return subprocess.Popen(
             [str(contestant.python), str(_HERE / contestant.script), job.to_json()],
-            stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
-        )  # fmt: skip
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
 
 
 def _wait(ranks: "list[subprocess.Popen[bytes]]", logs: list[Path], timeout_s: float) -> Outcome:

@@ -56,9 +56,12 @@ class Bench:
         size = {name: changes.pop(name, getattr(args, name)) for name in ("nodes", "edges", "dim")}
         folder = _graph.build(_graph.GraphSpec(**size), self._cache)
         job = Job(
-            folder=str(folder), fanout=args.fanout, batch_size=args.batch_size,
-            warmup=args.warmup, batches=args.batches,
-        )  # fmt: skip
+            folder=str(folder),
+            fanout=args.fanout,
+            batch_size=args.batch_size,
+            warmup=args.warmup,
+            batches=args.batches,
+        )
         return replace(job, **changes)
 
     def run(self, contestant: Contestant, job: Job, round_number: int) -> dict[str, Any] | None:
@@ -82,10 +85,13 @@ class Bench:
     def record(self, name: str, round_number: int, outcome: Outcome) -> None:
         """Write one JSON line and tell how it goes."""
         line = {
-            "case": self.args.case, "contestant": name, "round": round_number,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "load_1min": os.getloadavg()[0],
+            "case": self.args.case,
+            "contestant": name,
+            "round": round_number,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "load_1min": os.getloadavg()[0],
             **(outcome.result or {"problem": outcome.problem}),
-        }  # fmt: skip
+        }
         if self._out is not None:
             self._out.write(json.dumps(line) + "\n")
             self._out.flush()
@@ -104,9 +110,13 @@ class Bench:
     def summary(self, table: str) -> dict[str, Any]:
         """Return ``table`` and the medians of all contestants that the picture shows."""
         return _summary.summarize(
-            self.seeds_per_s, self.versions, args=self.args, machine=machine(),
-            others_cpu=self.disturbed, table=table,
-        )  # fmt: skip
+            self.seeds_per_s,
+            self.versions,
+            args=self.args,
+            machine=machine(),
+            others_cpu=self.disturbed,
+            table=table,
+        )
 
     def alternate(self, contestants: Sequence[Contestant], job: Job, figure: str) -> Any:
         """Run all contestants in turn, ``rounds`` times.
@@ -172,13 +182,26 @@ def _compare(bench: Bench, entries: Sequence[tuple[Contestant, Bar | None, str]]
             rows.append([name, problem, "", "", "", "", verdict([], bar)])
             continue
         against = ratios(values[reference], values[name])
-        rows.append([
-            name, spread(list(values[name].values())), f"{last[name]['ms_per_batch']:.1f}",
-            f"{last[name]['cpu_ms_per_batch']:.1f}", f"{last[name]['rows_per_batch']:,.0f}",
-            spread(against, 2) if against else "not measured", verdict(against, bar),
-        ])  # fmt: skip
-    header = ["contestant", "seeds/s", "ms a batch (last)", "CPU ms a batch (last)",
-              "nodes a batch", "gigl_loader / it", "bar"]  # fmt: skip
+        rows.append(
+            [
+                name,
+                spread(list(values[name].values())),
+                f"{last[name]['ms_per_batch']:.1f}",
+                f"{last[name]['cpu_ms_per_batch']:.1f}",
+                f"{last[name]['rows_per_batch']:,.0f}",
+                spread(against, 2) if against else "not measured",
+                verdict(against, bar),
+            ]
+        )
+    header = [
+        "contestant",
+        "seeds/s",
+        "ms a batch (last)",
+        "CPU ms a batch (last)",
+        "nodes a batch",
+        "gigl_loader / it",
+        "bar",
+    ]
     return markdown(header, rows)
 
 
@@ -196,9 +219,10 @@ def times(bench: Bench) -> str:
     )
     timed = uniform[0][0]
     untimed = replace(
-        timed, name="gigl_loader, the same graph without time_attr, 1 worker",
+        timed,
+        name="gigl_loader, the same graph without time_attr, 1 worker",
         changes={**timed.changes, "task": "untimed"},
-    )  # fmt: skip
+    )
     entries = [*uniform, *last, (untimed, Bar(0.7), timed.name)]
     return _compare(bench, entries, bench.job(task="times"))
 
@@ -207,9 +231,11 @@ def _against_pyg(
     args: argparse.Namespace, name: str, **changes: Any
 ) -> list[tuple[Contestant, Bar | None, str]]:
     ours = Contestant(
-        name=f"gigl_loader Dist{name}, 1 worker", script="run_gigl.py", python=sys.executable,
+        name=f"gigl_loader Dist{name}, 1 worker",
+        script="run_gigl.py",
+        python=sys.executable,
         changes={"batches": args.batches * _LONGER, **changes},
-    )  # fmt: skip
+    )
     theirs = Contestant(
         name=f"PyG {name}, 1 worker", script="run_pyg.py", python=args.python_pyg, changes=changes
     )
@@ -249,11 +275,13 @@ def startup(bench: Bench) -> str:
     bare = 'python -c "import torch"'
     entries = [
         Contestant(
-            name=f"gigl_loader, {count} worker{'s' * (count > 1)}", script="run_gigl.py",
-            python=sys.executable, changes={"num_workers": count},
+            name=f"gigl_loader, {count} worker{'s' * (count > 1)}",
+            script="run_gigl.py",
+            python=sys.executable,
+            changes={"num_workers": count},
         )
         for count in bench.args.workers
-    ]  # fmt: skip
+    ]
     if bench.args.python_glt:
         entries.append(
             Contestant(name="GLT, 1 worker", script="run_glt.py", python=bench.args.python_glt)
@@ -290,13 +318,24 @@ def memory(bench: Bench) -> str:
             rows.append([name, bench.problems[name], "", "", "", ""])
             continue
         for point in result["history"]:
-            rows.append([
-                name, f"{result['feature_bytes'] / 1e6:,.0f}", str(point["epoch"]),
-                f"{point['most_private']:.1f}", f"{point['most_batches']:.1f}",
-                f"{point['own_private']:.1f}",
-            ])  # fmt: skip
-    header = ["features", "their size, MB", "after epoch", "worker's own memory, MiB (bar: 300)",
-              "batches in shared memory, MiB", "trainer's own memory, MiB"]  # fmt: skip
+            rows.append(
+                [
+                    name,
+                    f"{result['feature_bytes'] / 1e6:,.0f}",
+                    str(point["epoch"]),
+                    f"{point['most_private']:.1f}",
+                    f"{point['most_batches']:.1f}",
+                    f"{point['own_private']:.1f}",
+                ]
+            )
+    header = [
+        "features",
+        "their size, MB",
+        "after epoch",
+        "worker's own memory, MiB (bar: 300)",
+        "batches in shared memory, MiB",
+        "trainer's own memory, MiB",
+    ]
     return markdown(header, rows)
 
 

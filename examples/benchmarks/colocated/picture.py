@@ -35,20 +35,32 @@ def draw(results: Path, target: Path) -> None:
         ours = row["contestant"] == OURS
         spread = [[row["median"] - row["least"]], [row["most"] - row["median"]]]
         axis.barh(
-            position, row["median"], xerr=spread, capsize=2.5, height=0.42,
+            position,
+            row["median"],
+            xerr=spread,
+            capsize=2.5,
+            height=0.42,
             color="tab:orange" if ours else "tab:gray",
-        )  # fmt: skip
+        )
         axis.text(
-            0, position + 0.27, row["contestant"], fontsize=10, va="bottom",
+            0,
+            position + 0.27,
+            row["contestant"],
+            fontsize=10,
+            va="bottom",
             weight="bold" if ours else "normal",
-        )  # fmt: skip
+        )
         # beside a short bar there is room for its figure, in a long one within
         within = row["median"] > widest / 2
         axis.text(
             (row["least"] if within else row["most"]) + (-0.02 if within else 0.02) * widest,
-            position, f"{row['median']:,}", fontsize=10, va="center",
-            ha="right" if within else "left", weight="bold" if ours else "normal",
-        )  # fmt: skip
+            position,
+            f"{row['median']:,}",
+            fontsize=10,
+            va="center",
+            ha="right" if within else "left",
+            weight="bold" if ours else "normal",
+        )
     axis.set_xlim(0, 1.02 * widest)
     axis.set_ylim(-0.45, len(rows) - 0.3)
     axis.set_axis_off()

@@ -30,17 +30,20 @@ def _dataset(job: _job.Job) -> DistDataset:
 
 def _loader(dataset: DistDataset, job: _job.Job) -> DistNeighborLoader | DistLinkNeighborLoader:
     how: dict[str, Any] = {
-        "num_workers": job.num_workers, "batch_size": job.batch_size, "seed": job.seed,
+        "num_workers": job.num_workers,
+        "batch_size": job.batch_size,
+        "seed": job.seed,
         "replace": job.replace,
-    }  # fmt: skip
+    }
     if job.task == "links":
         links = _tasks.links(job)
         return DistLinkNeighborLoader(dataset, job.fanout, links, neg_sampling="binary", **how)
     if job.task == "times":
         how |= {
-            "input_time": _tasks.seed_times(job), "time_attr": "time",
+            "input_time": _tasks.seed_times(job),
+            "time_attr": "time",
             "temporal_strategy": job.temporal_strategy,
-        }  # fmt: skip
+        }
     seeds = _job.seeds_of_all_ranks(job)  # the ranks of one machine each take their block of it
     return DistNeighborLoader(dataset, job.fanout, seeds, **how)
 

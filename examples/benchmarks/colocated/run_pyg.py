@@ -33,17 +33,20 @@ def _data(job: _job.Job) -> Data:
 def _loader(job: _job.Job) -> NeighborLoader | LinkNeighborLoader:
     """Return the task's loader with its defaults: features are gathered in the worker."""
     how: dict[str, Any] = {
-        "batch_size": job.batch_size, "num_workers": job.num_workers, "replace": job.replace,
-    }  # fmt: skip
+        "batch_size": job.batch_size,
+        "num_workers": job.num_workers,
+        "replace": job.replace,
+    }
     if job.task == "links":
         how |= {"edge_label_index": _tasks.links(job), "neg_sampling": "binary"}
         return LinkNeighborLoader(_data(job), job.fanout, is_sorted=True, **how)
     how["input_nodes"] = _job.seeds(job)
     if job.task == "times":  # not sorted: rows are by time in PyG, too, and it sees to it
         how |= {
-            "input_time": _tasks.seed_times(job), "time_attr": "time",
+            "input_time": _tasks.seed_times(job),
+            "time_attr": "time",
             "temporal_strategy": job.temporal_strategy,
-        }  # fmt: skip
+        }
         return NeighborLoader(_data(job), job.fanout, **how)
     return NeighborLoader(_data(job), job.fanout, is_sorted=True, **how)
 

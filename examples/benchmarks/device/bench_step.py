@@ -191,10 +191,7 @@ def main(arguments: list[str] | None = None) -> None:
         )
         return
     sizes = Sizes(
-        nodes=options.nodes,
-        features=options.features,
-        edges=options.edges,
-        hidden=options.hidden,
+        nodes=options.nodes, features=options.features, edges=options.edges, hidden=options.hidden
     )
     host = host_batches(sizes)
     ratios = options.ratio or [0.5, 1.0, 1.2, 2.0]

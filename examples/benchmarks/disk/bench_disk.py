@@ -62,11 +62,7 @@ KINDS = {
     "uniform": "neighbours anywhere: each row is as likely as any other",
     "local": "nine of ten neighbours are within 8,192 nodes, as partitioners aim for",
 }
-ORDERS = {
-    "ids": "rows by ids",
-    "degree": "rows by degree",
-    "tables": "rows by degree, from tables",
-}
+ORDERS = {"ids": "rows by ids", "degree": "rows by degree", "tables": "rows by degree, from tables"}
 """By `partition_graph`; the last one by `partition_tables`, with the same ids."""
 GROUP_VARIABLE = "BENCH_DISK_GROUP"
 AT_ONCE = (1, 32, 128)
@@ -272,10 +268,19 @@ def disk_alone(root: Path, at_once: int, seconds: float = 4.0) -> float:
     drop_from_cache(root)
     if fio := shutil.which("fio"):
         command = [
-            fio, "--name=read", f"--filename={path}", "--readonly", "--rw=randread", "--bs=4k",
-            "--direct=1", "--ioengine=libaio", f"--iodepth={at_once}", "--time_based",
-            f"--runtime={seconds}", "--output-format=json",
-        ]  # fmt: skip
+            fio,
+            "--name=read",
+            f"--filename={path}",
+            "--readonly",
+            "--rw=randread",
+            "--bs=4k",
+            "--direct=1",
+            "--ioengine=libaio",
+            f"--iodepth={at_once}",
+            "--time_based",
+            f"--runtime={seconds}",
+            "--output-format=json",
+        ]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
         return float(json.loads(done.stdout)["jobs"][0]["read"]["iops"])
     pages, fd = path.stat().st_size // mmap.PAGESIZE, os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -314,12 +319,14 @@ def measure(kind: str, args: argparse.Namespace, folder: Path) -> list[str]:
             found[name].append(in_process(root, how, args, leave))
             print(f"{kind}, round {number}, {name}: {found[name][-1]}", flush=True)
     lines = [
-        f"## {kind}, {KINDS[kind]}", "",
-        f"{nbytes / 1e9:.2f} GB, {leave / 1e9:.2f} GB of memory left for them.", "",
+        f"## {kind}, {KINDS[kind]}",
+        "",
+        f"{nbytes / 1e9:.2f} GB, {leave / 1e9:.2f} GB of memory left for them.",
+        "",
         "| | training epoch, s, median (spread) | times in memory | loading alone, s | times "
         "| MB read a batch |",
         "| --- | --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
+    ]
     for name, results in found.items():
         cells = [name]
         for step in ("training", "alone"):
@@ -355,13 +362,14 @@ def main() -> None:
         one(*json.loads(args.one))
         return
     lines = [
-        "# An epoch from disk", "",
+        "# An epoch from disk",
+        "",
         f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} "
         f"cores, {psutil.virtual_memory().total / 2**30:.0f} GiB; torch {torch.__version__}, "
         f"gigl_loader {version('gigl-loader')}; {args.nodes:,} nodes, {DEGREE} edges each, "
         f"{WIDTH} float32; fanouts {FANOUTS}, {args.batches} batches of {BATCH} seeds, one worker.",
         "",
-    ]  # fmt: skip
+    ]
     with tempfile.TemporaryDirectory() as folder:
         for kind in args.graphs:
             lines += measure(kind, args, args.folder or Path(folder))

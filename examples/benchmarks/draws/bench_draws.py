@@ -66,17 +66,26 @@ def calls(
     parts = adjacency.indptr, adjacency.indices, adjacency.weights
     arrays = [one.numpy() for one in parts]
     view = PartitionView(
-        False, "in", 1, 0, {"node": rows},
+        False,
+        "in",
+        1,
+        0,
+        {"node": rows},
         {EDGE_TYPE: Adjacency(arrays[0], arrays[1], None, arrays[2], first_edge=0)},
-    )  # fmt: skip
+    )
     reader = LocalReader(view)
     there = [one.to(device) for one in parts]
     ids = nodes.to(device)
     key = torch.tensor([signed(draw.key)], device=device)
     asked = DeviceDraw(
-        draw, Adjacency(there[0], there[1], None, there[2]), ids, ids, key, draw.fanout,
+        draw,
+        Adjacency(there[0], there[1], None, there[2]),
+        ids,
+        ids,
+        key,
+        draw.fanout,
         largest_degree=largest,
-    )  # fmt: skip
+    )
     found: dict[str, Callable[[], object]] = {"numba": lambda: reader.draw(draw, nodes.numpy())}
     wanted = torch.from_numpy(reader.draw(draw, nodes.numpy()).edge_ids)
     for kind in ("torch", "warp"):

@@ -23,8 +23,12 @@ from gigl_loader.loader.base import BaseDistLoader
 SEEDS = 1000
 """Seeds of an epoch: nodes 0, 1, ... or edges."""
 COMMON: dict[str, Any] = {
-    "batch_size": 25, "shuffle": True, "seed": 5, "shard": "world", "max_restarts": 1000,
-}  # fmt: skip
+    "batch_size": 25,
+    "shuffle": True,
+    "seed": 5,
+    "shard": "world",
+    "max_restarts": 1000,
+}
 TIMES = "time"
 _DEGREE = 8
 

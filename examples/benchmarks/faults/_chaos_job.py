@@ -66,11 +66,19 @@ class Outcome:
         """Return it for a log."""
         found = {name: getattr(self.found, name) for name in ("whole", "short", "wrong")}
         return {
-            **self.plan.as_dict(), **found, "duplicates": self.found.duplicates,
-            "done": dict(self.done), "errors": dict(self.errors), "texts": self.texts,
-            "unnamed": self.unnamed, "left": self.left, "crashes": self.crashes, "hang": self.hang,
-            "seconds": round(self.seconds, 1), "load": round(self.load, 1),
-        }  # fmt: skip
+            **self.plan.as_dict(),
+            **found,
+            "duplicates": self.found.duplicates,
+            "done": dict(self.done),
+            "errors": dict(self.errors),
+            "texts": self.texts,
+            "unnamed": self.unnamed,
+            "left": self.left,
+            "crashes": self.crashes,
+            "hang": self.hang,
+            "seconds": round(self.seconds, 1),
+            "load": round(self.load, 1),
+        }
 
 
 class ChaosJob:
@@ -89,10 +97,18 @@ class ChaosJob:
     """
 
     def __init__(
-        self, plan: Plan, folder: Path, root: Path, expected: Digests | None, *, pace: float,
-        silence_s: float, stop: Callable[[], bool] = lambda: False, away_s: float = AWAY_S,
+        self,
+        plan: Plan,
+        folder: Path,
+        root: Path,
+        expected: Digests | None,
+        *,
+        pace: float,
+        silence_s: float,
+        stop: Callable[[], bool] = lambda: False,
+        away_s: float = AWAY_S,
         every_s: tuple[float, float] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plan, self.folder, case = plan, folder, CASES[plan.case]
         self.case = alone(case) if plan.number == ALONE else case
         self._root, self._expected, self._pace = root, expected, pace
@@ -166,26 +182,34 @@ class ChaosJob:
         if case.apart:
             self._environment["GIGL_LOADER_SAME_MACHINE"] = "0"
         options: dict[str, Any] = {
-            "case": self.plan.case, "root": self._root, "epochs": len(self.plan.epochs),
-            "pace": self._pace, "host": hosts[0], "alone": self.plan.number == ALONE,
-        }  # fmt: skip
+            "case": self.plan.case,
+            "root": self._root,
+            "epochs": len(self.plan.epochs),
+            "pace": self._pace,
+            "host": hosts[0],
+            "alone": self.plan.number == ALONE,
+        }
         if case.servers:
             machines = case.machines or (0,) * case.servers
             self._store = Store(
-                self._root, [hosts[machine] for machine in machines],
+                self._root,
+                [hosts[machine] for machine in machines],
                 lambda rank, words: self._on(machines[rank], words),
                 [["--reconnect-timeout", str(self._away_s)]] * case.servers,
                 log=self.folder / "servers.log",
-            )  # fmt: skip
+            )
             options |= {"store": self._store.address, "servers": case.servers}
             options["reconnect"] = self._away_s
         self._write_plan()
         on_rank = (0,) * 8 if case.servers else case.machines or (0,) * 8
         options = {name: value for name, value in options.items() if value is not False}
         self._job = Job(
-            self.folder, self.plan.worlds[0], lambda rank, words: self._on(on_rank[rank], words),
-            trainer=TRAINER, **options,
-        )  # fmt: skip
+            self.folder,
+            self.plan.worlds[0],
+            lambda rank, words: self._on(on_rank[rank], words),
+            trainer=TRAINER,
+            **options,
+        )
 
         if case.beside:
             folder = self.folder / "beside"

@@ -99,9 +99,11 @@ def draw(
 def _epoch(lot: random.Random, case: Case) -> dict[str, Any]:
     (then,) = lot.choices(["go on", "again", "resume", "rebuild"], [6, 1, 1, 1])
     return {
-        "workers": lot.choice(case.workers), "then": then, "break_at": lot.uniform(0.1, 0.9),
+        "workers": lot.choice(case.workers),
+        "then": then,
+        "break_at": lot.uniform(0.1, 0.9),
         "workers_then": lot.choice(case.workers),
-    }  # fmt: skip
+    }
 
 
 def _fault(lot: random.Random, kind: str, epochs: int) -> Fault:

@@ -52,10 +52,13 @@ class Store:
     """
 
     def __init__(
-        self, root: Path, hosts: list[str],
+        self,
+        root: Path,
+        hosts: list[str],
         on: Callable[[int, list[str]], list[str]] = here,
-        options: list[list[str]] | None = None, log: Path | None = None,
-    ) -> None:  # fmt: skip
+        options: list[list[str]] | None = None,
+        log: Path | None = None,
+    ) -> None:
         self.port, self._hosts, self._on, self._root = free_port(), hosts, on, root
         self._options = options or [[]] * len(hosts)
         self.log = log or root.parent / "servers.log"
@@ -70,11 +73,28 @@ class Store:
 
     def _start(self, rank: int) -> "subprocess.Popen[bytes]":
         command = [
-            sys.executable, "-m", "gigl_loader", "serve", "--root", str(self._root),
-            "--num-servers", str(len(self._hosts)), "--master-addr", self._hosts[0],
-            "--master-port", str(self.port), "--host", self._hosts[rank], "--num-jobs", "0",
-            "--reconnect-timeout", str(AWAY_S), "--rank", str(rank), *self._options[rank],
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "gigl_loader",
+            "serve",
+            "--root",
+            str(self._root),
+            "--num-servers",
+            str(len(self._hosts)),
+            "--master-addr",
+            self._hosts[0],
+            "--master-port",
+            str(self.port),
+            "--host",
+            self._hosts[rank],
+            "--num-jobs",
+            "0",
+            "--reconnect-timeout",
+            str(AWAY_S),
+            "--rank",
+            str(rank),
+            *self._options[rank],
+        ]
         self._log_from[rank] = self.log.stat().st_size
         return subprocess.Popen(self._on(rank, command), stdout=self._log, stderr=self._log)
 
@@ -135,9 +155,13 @@ class Job:
     """
 
     def __init__(
-        self, folder: Path, world: int, on: Callable[[int, list[str]], list[str]] = here,
-        trainer: Path = TRAINER, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        world: int,
+        on: Callable[[int, list[str]], list[str]] = here,
+        trainer: Path = TRAINER,
+        **options: Any,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._trainer = trainer
         self.folder, self._on, self._options = folder, on, options
@@ -188,8 +212,9 @@ class Job:
         """Wait for the end; return whether all ranks ended well. One that fails ends the others."""
         wait_until(
             lambda: all(p.poll() is not None for p in self.processes) or self._failed(),
-            "the job ends", limit_s,
-        )  # fmt: skip
+            "the job ends",
+            limit_s,
+        )
         good = not self._failed()
         end(self.processes)
         return good

@@ -110,20 +110,33 @@ def glt(workers: int) -> Iterator[Any]:
     columns = (source[target.argsort(stable=True)], indptr)  # CSC: no conversion by torch_sparse
     topology = found.data.Topology(columns, input_layout="CSC", layout="CSC")
     dataset = found.distributed.DistDataset(
-        num_partitions=1, partition_idx=0, graph_partition=found.data.Graph(topology, "CPU"),
+        num_partitions=1,
+        partition_idx=0,
+        graph_partition=found.data.Graph(topology, "CPU"),
         node_feature_partition=found.data.Feature(torch.zeros(NODES, 1), with_gpu=False),
         node_pb=torch.zeros(NODES, dtype=torch.uint8),
-        edge_pb=torch.zeros(NODES * DEGREE, dtype=torch.uint8), edge_dir="in",
-    )  # fmt: skip
+        edge_pb=torch.zeros(NODES * DEGREE, dtype=torch.uint8),
+        edge_dir="in",
+    )
     options = found.distributed.MpDistSamplingWorkerOptions(
-        num_workers=workers, worker_devices=[torch.device("cpu")] * workers, worker_concurrency=4,
-        master_addr="127.0.0.1", master_port=port, channel_size="64MB",
-    )  # fmt: skip
+        num_workers=workers,
+        worker_devices=[torch.device("cpu")] * workers,
+        worker_concurrency=4,
+        master_addr="127.0.0.1",
+        master_port=port,
+        channel_size="64MB",
+    )
     loader = found.distributed.DistNeighborLoader(
-        dataset, [FANOUT], torch.arange(NODES), batch_size=BATCH, edge_dir="in",
-        collect_features=True, to_device=torch.device("cpu"), random_seed=0,
+        dataset,
+        [FANOUT],
+        torch.arange(NODES),
+        batch_size=BATCH,
+        edge_dir="in",
+        collect_features=True,
+        to_device=torch.device("cpu"),
+        random_seed=0,
         worker_options=options,
-    )  # fmt: skip
+    )
     yield loader
     loader.shutdown()
 
@@ -262,9 +275,12 @@ def neighbours(make: Any) -> str:
 
 
 ROWS = {
-    "killed": killed, "break": broken_off, "resume": resumed, "same": same,
+    "killed": killed,
+    "break": broken_off,
+    "resume": resumed,
+    "same": same,
     "neighbours": neighbours,
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -33,9 +33,12 @@ def dataset_of(
     if not args.store:
         host = f"[{args.host}]" if ":" in args.host else args.host
         dist.init_process_group(
-            "gloo", init_method=f"tcp://{host}:{args.group_port}", rank=args.rank,
-            world_size=args.world, timeout=GROUP_TIMEOUT,
-        )  # fmt: skip
+            "gloo",
+            init_method=f"tcp://{host}:{args.group_port}",
+            rank=args.rank,
+            world_size=args.world,
+            timeout=GROUP_TIMEOUT,
+        )
         yield DistDataset.load(args.root, args.rank) if load is None else load()
         dist.destroy_process_group()
         return
@@ -56,10 +59,19 @@ def loader_of(dataset: Any, args: argparse.Namespace) -> DistNeighborLoader:
     nodes = dataset.fetch_node_ids() if args.store else torch.arange(args.nodes)
     how = {"reconnect_timeout": args.reconnect} if args.store else {}
     return DistNeighborLoader(
-        dataset, [5, 5], nodes, batch_size=32, shuffle=True, seed=5, shard="world",
-        even_ranks="wrap", num_workers=args.workers, max_restarts=1000, timeout=args.timeout,
+        dataset,
+        [5, 5],
+        nodes,
+        batch_size=32,
+        shuffle=True,
+        seed=5,
+        shard="world",
+        even_ranks="wrap",
+        num_workers=args.workers,
+        max_restarts=1000,
+        timeout=args.timeout,
         **how,
-    )  # fmt: skip
+    )
 
 
 class Notes:
@@ -80,10 +92,13 @@ class Notes:
         args = self._args
         position = (self.taken + args.rank + step * args.world) % self.total
         line = {
-            "at": time.monotonic(), "epoch": self._loader.epoch, "position": position,
-            "rank": args.rank, "digest": batch_digest(batch),
+            "at": time.monotonic(),
+            "epoch": self._loader.epoch,
+            "position": position,
+            "rank": args.rank,
+            "digest": batch_digest(batch),
             "restarts": self._loader.stats()["restarts"],
-        }  # fmt: skip
+        }
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 

@@ -102,11 +102,19 @@ class Run:
             expected = self._expected_of(plan.case)
             if expected is None or self.is_over():
                 continue
-            self._run(ChaosJob(
-                plan, self._folder / f"job{number}", self._root(CASES[plan.case]), expected,
-                pace=args.pace, silence_s=args.silence, stop=self.is_over,
-                away_s=args.reconnect, every_s=args.servers_every,
-            ))  # fmt: skip
+            self._run(
+                ChaosJob(
+                    plan,
+                    self._folder / f"job{number}",
+                    self._root(CASES[plan.case]),
+                    expected,
+                    pace=args.pace,
+                    silence_s=args.silence,
+                    stop=self.is_over,
+                    away_s=args.reconnect,
+                    every_s=args.servers_every,
+                )
+            )
 
     def _run(self, job: ChaosJob) -> Outcome:
         outcome = run_job(job, self._args.keep)
@@ -151,9 +159,12 @@ def line_of(outcome: Outcome) -> str:
     """Return what is said of a job when it is over."""
     found, plan = outcome.found, outcome.plan
     counts = {
-        "short": found.short, "wrong": found.wrong, "duplicates": found.duplicates,
-        "unnamed": outcome.unnamed, "left": outcome.left,
-    }  # fmt: skip
+        "short": found.short,
+        "wrong": found.wrong,
+        "duplicates": found.duplicates,
+        "unnamed": outcome.unnamed,
+        "left": outcome.left,
+    }
     bad = [f"{len(what)} {name.upper()} {what[:2]}" for name, what in counts.items() if what]
     bad += [f"HANG {outcome.hang}"] if outcome.hang else []
     errors = [f"{count} {name}" for name, count in outcome.errors.items()]
@@ -208,9 +219,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--faults", type=names_of(FAULTS), default=list(FAULTS), metavar="KIND,...")
     parser.add_argument("--rate", type=float, default=0.8, help="faults in an epoch, on average")
     parser.add_argument(
-        "--servers-every", type=seconds_apart, metavar="S,S",
+        "--servers-every",
+        type=seconds_apart,
+        metavar="S,S",
         help="kill a storage server again and again: least and most seconds after all serve",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--reconnect", type=float, default=AWAY_S, help="reconnect_timeout of loaders and servers"
     )
@@ -218,9 +231,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=1, help="jobs at the same time")
     parser.add_argument("--job-epochs", type=int, default=10, help="epochs of a job")
     parser.add_argument(
-        "--fresh", action="store_true", help="start each process in a new interpreter, as users "
+        "--fresh",
+        action="store_true",
+        help="start each process in a new interpreter, as users "
         "do: many seconds each on a busy machine, so fewer epochs",
-    )  # fmt: skip
+    )
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of a training step")
     parser.add_argument(
         "--silence", type=float, default=420.0, help="seconds without a batch that are a hang"

@@ -73,20 +73,29 @@ def measured(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW",
+        "--rows",
+        nargs="+",
+        choices=ROWS,
+        default=list(ROWS),
+        metavar="ROW",
         help=f"of the table: {', '.join(ROWS)} (default: all)",
-    )  # fmt: skip
+    )
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for a case, all of it")
     parser.add_argument(
-        "--python-glt", default=sys.executable, metavar="PYTHON",
+        "--python-glt",
+        default=sys.executable,
+        metavar="PYTHON",
         help="interpreter of an environment with graphlearn-torch",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--python-pyg", default=sys.executable, metavar="PYTHON",
+        "--python-pyg",
+        default=sys.executable,
+        metavar="PYTHON",
         help="interpreter of an environment with PyG and pyg-lib or torch-sparse",
-    )  # fmt: skip
-    parser.add_argument("--without", nargs="*", choices=CONTESTANTS, default=[],
-                        help="contestants to leave out")  # fmt: skip
+    )
+    parser.add_argument(
+        "--without", nargs="*", choices=CONTESTANTS, default=[], help="contestants to leave out"
+    )
     args = parser.parse_args()
     pythons = {"ours": sys.executable, "pyg": args.python_pyg, "glt": args.python_glt}
     names = [name for name in CONTESTANTS if name not in args.without]

@@ -169,9 +169,14 @@ def record(args: argparse.Namespace) -> tuple[dict[str, Series], list[tuple[floa
         write_graph(root, args.nodes, 2, num_features=64)
         store = Store(root, [HOST] * 2, options=[[f"--metrics-port={port}"] for port in ports])
         job = Job(
-            Path(name, "job"), 1, store=store.address, nodes=args.nodes, epochs=10**6,
-            reconnect=600.0, pace=0.005,
-        )  # fmt: skip
+            Path(name, "job"),
+            1,
+            store=store.address,
+            nodes=args.nodes,
+            epochs=10**6,
+            reconnect=600.0,
+            pace=0.005,
+        )
         try:
             job.wait_for(1)
             scraper = Scraper(ports)

@@ -68,8 +68,9 @@ class Scene:
         started = time.monotonic()
         wait_until(
             lambda: self.store.log.read_text().count(" loaded DistDataset") > before,
-            "the server has loaded its partition", 120,
-        )  # fmt: skip
+            "the server has loaded its partition",
+            120,
+        )
         self.waits_s.append(time.monotonic() - started)
 
     def lose_replica(self) -> None:
@@ -114,9 +115,12 @@ def running(case: Case, args: argparse.Namespace) -> Iterator[Scene]:
         folder, root = Path(name, "job"), Path(name, "graph")
         write_graph(root, args.nodes, case.partitions)
         options: dict[str, Any] = {
-            "nodes": args.nodes, "epochs": 10**6, "workers": args.workers, "pace": args.pace,
+            "nodes": args.nodes,
+            "epochs": 10**6,
+            "workers": args.workers,
+            "pace": args.pace,
             "timeout": case.timeout_s,
-        }  # fmt: skip
+        }
         store = Store(root, [HOST] * case.servers) if case.servers else None
         if store is not None:
             stack.callback(store.close)
@@ -142,10 +146,13 @@ def pauses_of(case: Case, args: argparse.Namespace) -> dict[str, Any]:
             pauses.append(_longest(scene.job, began))
     beyond = [pause - wait for pause, wait in zip(pauses, scene.waits_s, strict=True)]
     return {
-        "pauses_s": pauses, "of_that_timeout_or_start_s": scene.waits_s, "beyond_s": beyond,
-        "median_beyond_s": statistics.median(beyond), "bar_s": case.bar_s,
+        "pauses_s": pauses,
+        "of_that_timeout_or_start_s": scene.waits_s,
+        "beyond_s": beyond,
+        "median_beyond_s": statistics.median(beyond),
+        "bar_s": case.bar_s,
         "longest_step_before_s": quiet,
-    }  # fmt: skip
+    }
 
 
 def _longest(job: Job, began: float) -> float:
@@ -176,9 +183,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write everything to this file, as JSON")
     args = parser.parse_args()
     result: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(), "machine": machine_name(),
-        "load_average": os.getloadavg(), "rounds": args.rounds, "cases": {},
-    }  # fmt: skip
+        "date": datetime.date.today().isoformat(),
+        "machine": machine_name(),
+        "load_average": os.getloadavg(),
+        "rounds": args.rounds,
+        "cases": {},
+    }
     print(
         "| fault | pause, s | of that timeout or start | beyond it | bar |\n|---|---|---|---|---|"
     )

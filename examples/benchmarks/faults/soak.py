@@ -99,9 +99,13 @@ class Killer(threading.Thread):
 def soak(store: Store, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Return what was killed, and how many runs of three epochs had the same bits."""
     options = {
-        "store": store.address, "servers": args.servers, "nodes": args.nodes,
-        "reconnect": AWAY_S, "pace": args.pace, "save": True,
-    }  # fmt: skip
+        "store": store.address,
+        "servers": args.servers,
+        "nodes": args.nodes,
+        "reconnect": AWAY_S,
+        "pace": args.pace,
+        "save": True,
+    }
     quiet = Job(folder / "expected", 1, **options)
     assert quiet.join(), quiet.error()
     expected = quiet.digest()
@@ -120,15 +124,19 @@ def soak(store: Store, folder: Path, args: argparse.Namespace) -> dict[str, Any]
         errors += [] if good else [job.error()]
         print(
             f"{time.strftime('%X')} {same} of {runs} runs of 3 epochs are the same",
-            *errors[-1:], flush=True,
-        )  # fmt: skip
+            *errors[-1:],
+            flush=True,
+        )
     killer.over.set()
     killer.join(90)
     batches = 3 * -(-args.nodes // 32)
     return {
-        "killed": dict(sorted(killer.killed.items())), "runs": runs, "same_bits": same,
-        "batches_of_a_run": batches, "errors": errors,
-    }  # fmt: skip
+        "killed": dict(sorted(killer.killed.items())),
+        "runs": runs,
+        "same_bits": same,
+        "batches_of_a_run": batches,
+        "errors": errors,
+    }
 
 
 def joined(job: Job, killer: Killer) -> bool:

@@ -35,9 +35,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=40, help="of each rank and round")
     parser.add_argument("--step", type=float, default=0.0, help="seconds that a step computes")
     parser.add_argument(
-        "--device", default="cpu", choices=["cpu", "cuda"],
+        "--device",
+        default="cpu",
+        choices=["cpu", "cuda"],
         help="where batches go; cuda: one GPU a rank, and rows of the collective by NCCL",
-    )  # fmt: skip
+    )
     parser.add_argument("--rounds", type=int, default=5, help="the ways are timed in turn")
     return parse(parser)
 
@@ -55,11 +57,19 @@ def on_a_rank(rank: int, args: argparse.Namespace, folder: str, port: int) -> No
     seeds = seeds[: args.batch_size * args.batches]
     loaders = {
         way: DistNeighborLoader(
-            dataset, args.fanouts, seeds, batch_size=args.batch_size, seed=0, shard="machine",
-            local_process_rank=0, local_process_world_size=1, pin_memory_device=device, **how,
+            dataset,
+            args.fanouts,
+            seeds,
+            batch_size=args.batch_size,
+            seed=0,
+            shard="machine",
+            local_process_rank=0,
+            local_process_world_size=1,
+            pin_memory_device=device,
+            **how,
         )
         for way, how in WAYS.items()
-    }  # fmt: skip
+    }
     shares = []
     for number in range(args.rounds + 1):  # the first round waits for compiled code
         speeds = {way: timed(loader, args) for way, loader in loaders.items()}
@@ -94,8 +104,9 @@ def main() -> None:
     args = parse_args()
     print(
         f"{args.nodes:,} nodes, {args.edges:,} edges, {args.width} float32, {RANKS} ranks, fanouts "
-        f"{args.fanouts}, batches of {args.batch_size}", flush=True,
-    )  # fmt: skip
+        f"{args.fanouts}, batches of {args.batch_size}",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as folder:
         partition_graph(make_graph(args), RANKS, f"{folder}/graph", method="random", progress=False)
         spawn(on_a_rank, (args, folder, free_port()), RANKS)

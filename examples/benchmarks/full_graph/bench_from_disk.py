@@ -55,8 +55,10 @@ def make_partitions(args: argparse.Namespace, folder: Path) -> None:
     partition_tables(
         NodeTable(ids, id="id", features=str(folder / "x.npy")),
         EdgeTable([str(file) for file in files], src="src", dst="dst"),
-        num_partitions=args.ranks, root=folder / "graph", memory="2GB",
-    )  # fmt: skip
+        num_partitions=args.ranks,
+        root=folder / "graph",
+        memory="2GB",
+    )
     for file in (folder / "x.npy", *files):
         file.unlink()
 
@@ -86,7 +88,7 @@ def on_a_rank(rank: int, args: argparse.Namespace, folder: Path) -> None:
                 f"{before / 2**20:,.0f} of them before the graph; {resident / 2**10:,.0f} with all "
                 f"pages of files; rows {tuple(found.values.shape)} {found.values.dtype}",
                 flush=True,
-            )  # fmt: skip
+            )
     dist.destroy_process_group()
 
 
@@ -94,16 +96,18 @@ def main() -> None:
     args = parse_args()
     print(
         f"{args.nodes:,} nodes, {args.edges:,} edges, {args.width} float16, SAGE 2 x "
-        f"{args.hidden}, {args.ranks} ranks", flush=True,
-    )  # fmt: skip
+        f"{args.hidden}, {args.ranks} ranks",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(dir=args.scratch) as name:
         folder, started = Path(name), time.perf_counter()
         make_partitions(args, folder)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         print(
             f"  tables and partitions {time.perf_counter() - started:.0f} s; partitions have "
-            f"{size / 2**30:.1f} GiB", flush=True,
-        )  # fmt: skip
+            f"{size / 2**30:.1f} GiB",
+            flush=True,
+        )
         spawn(on_a_rank, (args, folder), args.ranks)
 
 

@@ -87,8 +87,9 @@ def on_a_rank(rank: int, args: argparse.Namespace, folder: str) -> None:
     if rank == 0:
         print(
             f"  a partition is {size / 2**20:.0f} MiB, a process with torch and compiled code "
-            f"{before / 2**20:.0f}", flush=True,
-        )  # fmt: skip
+            f"{before / 2**20:.0f}",
+            flush=True,
+        )
     dist.destroy_process_group()
 
 

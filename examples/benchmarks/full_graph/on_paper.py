@@ -57,15 +57,19 @@ def layers(args: argparse.Namespace) -> list[Layer]:
 
 def main() -> None:
     args = parse_args()
-    print(f"{args.nodes / args.machines / 1e6:.2f} million own nodes, "
-          f"{args.edges / args.machines / 1e6:.1f} million edges into them, "
-          f"halo {halo_rows(args) / 1e6:.2f} million nodes")  # fmt: skip
+    print(
+        f"{args.nodes / args.machines / 1e6:.2f} million own nodes, "
+        f"{args.edges / args.machines / 1e6:.1f} million edges into them, "
+        f"halo {halo_rows(args) / 1e6:.2f} million nodes"
+    )
     total = 0.0
     for number, layer in enumerate(layers(args), 1):
         moved = layer.forward_bytes + layer.backward_bytes
         total += moved
-        print(f"layer {number}, {layer.width} wide: {layer.forward_bytes / 1e9:.1f} GB forward, "
-              f"{layer.backward_bytes / 1e9:.1f} GB backward")  # fmt: skip
+        print(
+            f"layer {number}, {layer.width} wide: {layer.forward_bytes / 1e9:.1f} GB forward, "
+            f"{layer.backward_bytes / 1e9:.1f} GB backward"
+        )
     seconds = total * 8 / (args.gbit * 1e9)
     print(
         f"an epoch: {total / 1e9:.1f} GB to each machine, {seconds:.1f} s at {args.gbit:g} Gbit/s"

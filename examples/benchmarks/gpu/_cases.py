@@ -24,11 +24,14 @@ from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 WINDOW_S = 10.0
 """Seconds after which a window ends, with the batches that it has until then."""
 RELATIONS = (
-    ("paper", "cites", "paper"), ("paper", "written_by", "author"),
-    ("author", "rev_written_by", "paper"), ("author", "affiliated_to", "institute"),
-    ("institute", "rev_affiliated_to", "author"), ("paper", "topic", "fos"),
+    ("paper", "cites", "paper"),
+    ("paper", "written_by", "author"),
+    ("author", "rev_written_by", "paper"),
+    ("author", "affiliated_to", "institute"),
+    ("institute", "rev_affiliated_to", "author"),
+    ("paper", "topic", "fos"),
     ("fos", "rev_topic", "paper"),
-)  # fmt: skip
+)
 """Edge types of IGBH, which MLPerf's R-GAT is trained on."""
 
 
@@ -88,9 +91,15 @@ def _loader(case: Case, data: Data | HeteroData, seeds: Any) -> Any:
     if "NeighborLoader" in case.name:
         on_cuda = case.device.startswith("cuda")
         return NeighborLoader(
-            data, list(case.fanout), seeds, batch_size=case.batch_size, filter_per_worker=True,
-            pin_memory=on_cuda, persistent_workers=True, **how,
-        )  # fmt: skip
+            data,
+            list(case.fanout),
+            seeds,
+            batch_size=case.batch_size,
+            filter_per_worker=True,
+            pin_memory=on_cuda,
+            persistent_workers=True,
+            **how,
+        )
     dataset = DistDataset.from_pyg(data)
     if "on the device" in case.name:
         dataset, how = _on_the_device(case, dataset), {"num_workers": 0}
@@ -99,9 +108,14 @@ def _loader(case: Case, data: Data | HeteroData, seeds: Any) -> Any:
     if case.name == "on the device, one shape":  # R-GAT's, hop by hop, are made in the step
         how["pad"] = True
     return DistNeighborLoader(
-        dataset, list(case.fanout), seeds, batch_size=case.batch_size, seed=3,
-        pin_memory_device=torch.device(case.device), **how,
-    )  # fmt: skip
+        dataset,
+        list(case.fanout),
+        seeds,
+        batch_size=case.batch_size,
+        seed=3,
+        pin_memory_device=torch.device(case.device),
+        **how,
+    )
 
 
 def measured_places(case: Case, data: HeteroData, seeds: Tensor) -> HopPlaces:
@@ -112,9 +126,14 @@ def measured_places(case: Case, data: HeteroData, seeds: Tensor) -> HopPlaces:
     for relation in data.edge_types:
         bare[relation].edge_index = data[relation].edge_index
     with DistNeighborLoader(
-        DistDataset.from_pyg(bare), list(case.fanout), ("paper", seeds[: 8 * case.batch_size]),
-        batch_size=case.batch_size, seed=3, num_workers=0, pin_memory_device="cpu",
-    ) as loader:  # fmt: skip
+        DistDataset.from_pyg(bare),
+        list(case.fanout),
+        ("paper", seeds[: 8 * case.batch_size]),
+        batch_size=case.batch_size,
+        seed=3,
+        num_workers=0,
+        pin_memory_device="cpu",
+    ) as loader:
         return HopPlaces.for_most(loader, torch.device(case.device))
 
 
@@ -151,9 +170,11 @@ def needed_bytes(case: Case, sizes: dict[str, Any]) -> int:
 def _counts(case: Case) -> dict[str, int]:
     """Return the nodes of each type, in the proportions of IGBH."""
     return {
-        "paper": case.nodes, "author": case.nodes, "institute": max(8, case.nodes // 1000),
+        "paper": case.nodes,
+        "author": case.nodes,
+        "institute": max(8, case.nodes // 1000),
         "fos": max(8, case.nodes // 100),
-    }  # fmt: skip
+    }
 
 
 def _why_left_out(case: Case, sizes: dict[str, Any]) -> str | None:

@@ -47,8 +47,9 @@ class HopPlaces:
             name: [seeds] + [_rounded(count * 21 // 20 + DEAD) for count in rest]
             for name, (seeds, *rest) in nodes.items()
         }
-        edges = {name: [_rounded(count * 21 // 20) for count in counts]
-                 for name, counts in edges.items()}  # fmt: skip
+        edges = {
+            name: [_rounded(count * 21 // 20) for count in counts] for name, counts in edges.items()
+        }
         ends = {name: list(accumulate(places)) for name, places in nodes.items()}
         dead = {}
         for relation, places in edges.items():
@@ -68,21 +69,26 @@ class HopPlaces:
     @property
     def totals(self) -> dict[str, dict[Any, int]]:
         """Places for nodes and for edges, by type."""
-        return {"nodes": {name: sum(sizes) for name, sizes in self.nodes.items()},
-                "edges": {name: sum(sizes) for name, sizes in self.edges.items()}}  # fmt: skip
+        return {
+            "nodes": {name: sum(sizes) for name, sizes in self.nodes.items()},
+            "edges": {name: sum(sizes) for name, sizes in self.edges.items()},
+        }
 
     def fit(self, batch: Any) -> bool:
         """Return whether each hop of a batch has enough places."""
-        room = {name: [seeds, *(size - DEAD for size in rest)]
-                for name, (seeds, *rest) in self.nodes.items()}  # fmt: skip
+        room = {
+            name: [seeds, *(size - DEAD for size in rest)]
+            for name, (seeds, *rest) in self.nodes.items()
+        }
         return all(
             count <= size
             for sizes, counts in (
-                (room, batch.num_sampled_nodes_dict), (self.edges, batch.num_sampled_edges_dict),
+                (room, batch.num_sampled_nodes_dict),
+                (self.edges, batch.num_sampled_edges_dict),
             )
             for name in sizes
             for size, count in zip(sizes[name], counts[name], strict=True)
-        )  # fmt: skip
+        )
 
     def placed(self, batch: Any) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:
         """Return features and edges of a batch that fits, with the nodes at their places."""
@@ -103,10 +109,12 @@ def _moved(sizes: Sizes, counts: Sizes, device: torch.device) -> dict[Any, Tenso
     """Return by type ``[n]`` int64, the places of its nodes or edges."""
     ends = [list(accumulate(counts[name])) for name in sizes]
     shifts = [
-        [place - begin for place, begin in zip(_begins(sizes[name]), _begins(counts[name]),
-                                               strict=True)]
+        [
+            place - begin
+            for place, begin in zip(_begins(sizes[name]), _begins(counts[name]), strict=True)
+        ]
         for name in sizes
-    ]  # fmt: skip
+    ]
     # One copy for all, from pinned memory: the host waits for a copy from any other.
     flat = torch.tensor(list(chain(*ends, *shifts)))
     if device.type == "cuda":

@@ -9,9 +9,12 @@ MARK = "RESULT "
 LEFT_OUT = "left out"
 """In place of a result: why a case was not started. The reason begins with the same words."""
 OWN = (
-    "workers", "in process", "on the device", "on the device, features on the host",
+    "workers",
+    "in process",
+    "on the device",
+    "on the device, features on the host",
     "on the device, one shape",
-)  # fmt: skip
+)
 """Our loaders."""
 PEERS = ("PyG's NeighborLoader", "R-GAT, PyG's NeighborLoader")
 """Loaders of other libraries: those that can run where the GPU is."""

@@ -145,8 +145,12 @@ class Bench:
     def todo(self) -> list[str]:
         """Return what is not measured yet, by name: first what never ran, failures last."""
         once = [name for name in (TESTS, *SCRIPTS) if not self._is_done(name)]
-        cases = [name for number in range(self.args.rounds) for name in (*OWN, *TRAINING, *PEERS)
-                 if number >= len(self.results[name])]  # fmt: skip
+        cases = [
+            name
+            for number in range(self.args.rounds)
+            for name in (*OWN, *TRAINING, *PEERS)
+            if number >= len(self.results[name])
+        ]
         floor = [] if self.results["copies"] else ["copies"]
         return sorted([*floor, *once, *cases], key=lambda name: name in self.problems)
 
@@ -213,10 +217,20 @@ class Bench:
         args, typed = self.args, name.startswith("R-GAT")
         kernels = args.kernels if args.device == "cpu" else None
         return Case(
-            name, args.device, kernels, args.typed_nodes if typed else args.nodes, args.degree,
-            args.typed_dim if typed else args.dim, MLPERF_FANOUT if typed else tuple(args.fanout),
-            args.batch_size, args.warmup, args.batches, args.windows, args.workers, args.hidden,
-        )  # fmt: skip
+            name,
+            args.device,
+            kernels,
+            args.typed_nodes if typed else args.nodes,
+            args.degree,
+            args.typed_dim if typed else args.dim,
+            MLPERF_FANOUT if typed else tuple(args.fanout),
+            args.batch_size,
+            args.warmup,
+            args.batches,
+            args.windows,
+            args.workers,
+            args.hidden,
+        )
 
     def _run_tests(self) -> None:
         """Run the tests that need a GPU; a rehearsal sees that they could be."""
@@ -265,9 +279,13 @@ def output_of(words: list[str], seconds: float) -> tuple[int | None, str, str]:
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         # A session of its own: loaders have workers, and those of a case that is ended end with it.
         process = subprocess.Popen(
-            [sys.executable, *words], stdout=said, stderr=errors, cwd=_ROOT, start_new_session=True,
+            [sys.executable, *words],
+            stdout=said,
+            stderr=errors,
+            cwd=_ROOT,
+            start_new_session=True,
             env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        )  # fmt: skip
+        )
         code: int | None = None
         try:
             code = process.wait(seconds)
@@ -365,8 +383,9 @@ def _table(bench: Bench, names: list[str], copied: float | None) -> list[str]:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, small")
-    parser.add_argument("--continue", dest="go_on", action="store_true",
-                        help="measure what earlier pieces have not")  # fmt: skip
+    parser.add_argument(
+        "--continue", dest="go_on", action="store_true", help="measure what earlier pieces have not"
+    )
     parser.add_argument("--kernels", default="warp", help="of a rehearsal: warp or torch")
     parser.add_argument("--minutes", type=float, default=30, help="of this piece")
     parser.add_argument("--rounds", type=int, default=2)
@@ -388,10 +407,21 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 SMALL = {
-    "nodes": 2000, "degree": 8, "dim": 8, "fanout": [3, 2], "batch_size": 32, "warmup": 2,
-    "batches": 6, "windows": 1, "workers": 1, "typed_nodes": 600, "typed_dim": 16, "hidden": 16,
-    "rounds": 1, "draws": ["--rows", "500", "--rounds", "1"],
-}  # fmt: skip
+    "nodes": 2000,
+    "degree": 8,
+    "dim": 8,
+    "fanout": [3, 2],
+    "batch_size": 32,
+    "warmup": 2,
+    "batches": 6,
+    "windows": 1,
+    "workers": 1,
+    "typed_nodes": 600,
+    "typed_dim": 16,
+    "hidden": 16,
+    "rounds": 1,
+    "draws": ["--rows", "500", "--rounds", "1"],
+}
 
 
 def main() -> int:
@@ -411,8 +441,11 @@ def main() -> int:
         bench.load()
     is_done = bench.run()
     print(out.read_text())
-    failed = [name for name in (*OWN, *TRAINING, "copies")
-              if not bench.problems.get(name, LEFT_OUT).startswith(LEFT_OUT)]  # fmt: skip
+    failed = [
+        name
+        for name in (*OWN, *TRAINING, "copies")
+        if not bench.problems.get(name, LEFT_OUT).startswith(LEFT_OUT)
+    ]
     if bench.tests_failed:
         failed.append(TESTS)
     print(f"written: {out}" + (f"; failed: {failed}" if failed else ""))

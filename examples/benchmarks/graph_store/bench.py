@@ -49,20 +49,23 @@ def contestants(args: argparse.Namespace) -> list[_runner.Contestant]:
             name="gigl_loader, graph store", script=store, python=sys.executable, changes=four
         ),
         _runner.Contestant(
-            name="gigl_loader, graph store, all over TCP", script=store, python=sys.executable,
-            changes=four, environment={"GIGL_LOADER_SAME_MEMORY": "0"},
+            name="gigl_loader, graph store, all over TCP",
+            script=store,
+            python=sys.executable,
+            changes=four,
+            environment={"GIGL_LOADER_SAME_MEMORY": "0"},
         ),
         _runner.Contestant(
-            name="gigl_loader, colocated", script="run_gigl.py", python=sys.executable,
+            name="gigl_loader, colocated",
+            script="run_gigl.py",
+            python=sys.executable,
             changes={"world_size": 2, "num_workers": SERVERS * args.workers},
         ),
-        _runner.Contestant(
-            name="GLT, unseeded", script=glt, python=args.python_glt, changes=four
-        ),
+        _runner.Contestant(name="GLT, unseeded", script=glt, python=args.python_glt, changes=four),
         _runner.Contestant(
             name="GLT, seeded", script=glt, python=args.python_glt, changes={**four, "seed": 1}
         ),
-    ]  # fmt: skip
+    ]
 
 
 def note(args: argparse.Namespace, entry: dict[str, Any]) -> None:
@@ -82,8 +85,16 @@ def throughput(args: argparse.Namespace, job: _job.Job) -> None:
             outcome = _runner.run(contestant, job, args.timeout)
             rate = None if outcome.result is None else outcome.result["seeds_per_s"]
             rates.setdefault(contestant.name, []).append(rate)
-            note(args, {"round": number, "name": contestant.name, "seeds_per_s": rate,
-                        "problem": outcome.problem, **(outcome.result or {})})  # fmt: skip
+            note(
+                args,
+                {
+                    "round": number,
+                    "name": contestant.name,
+                    "seeds_per_s": rate,
+                    "problem": outcome.problem,
+                    **(outcome.result or {}),
+                },
+            )
     own = rates[everybody[0].name]
     print("\n| contestant | seeds/s, median | graph store / it, median (least to most) |")
     print("| --- | ---: | ---: |")
@@ -105,9 +116,11 @@ def startup(args: argparse.Namespace, job: _job.Job) -> None:
         cells = []
         for clients in (1, 4, 8):
             contestant = _runner.Contestant(
-                name="startup", script=str(HERE / "run_gigl_store.py"), python=sys.executable,
+                name="startup",
+                script=str(HERE / "run_gigl_store.py"),
+                python=sys.executable,
                 changes={"mode": "startup", "world_size": servers + clients, "epochs": servers},
-            )  # fmt: skip
+            )
             outcome = _runner.run(contestant, job, args.timeout)
             cells.append(f"{outcome.result['seconds']:.1f}" if outcome.result else outcome.problem)
         print(f"| {servers} | {' | '.join(cells)} |", flush=True)
@@ -121,9 +134,13 @@ def main() -> None:
     )
     folder = _graph.build(_graph.GraphSpec(args.nodes, args.edges, args.dim), args.cache)
     job = _job.Job(
-        folder=str(folder), fanout=args.fanout, batch_size=args.batch_size, warmup=args.warmup,
-        batches=args.batches, num_workers=args.workers,
-    )  # fmt: skip
+        folder=str(folder),
+        fanout=args.fanout,
+        batch_size=args.batch_size,
+        warmup=args.warmup,
+        batches=args.batches,
+        num_workers=args.workers,
+    )
     (startup if args.case == "startup" else throughput)(args, job)
 
 

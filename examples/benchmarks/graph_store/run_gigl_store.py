@@ -20,9 +20,7 @@ from gigl_loader.graph_store import (
 
 def _info(job: _job.Job, servers: int) -> GraphStoreInfo:
     clients = job.world_size - servers
-    return GraphStoreInfo(
-        servers, 1, clients, HOST, HOST, HOST, 0, 0, job.port, job.rpc_port, 0
-    )  # fmt: skip
+    return GraphStoreInfo(servers, 1, clients, HOST, HOST, HOST, 0, 0, job.port, job.rpc_port, 0)
 
 
 def _serve(job: _job.Job, servers: int) -> None:
@@ -52,9 +50,15 @@ def _compute(job: _job.Job, servers: int) -> dict[str, Any]:
     else:
         seeds = dict(enumerate(_store_job.client_seeds(job)))
     with DistNeighborLoader(
-        remote, job.fanout, seeds, num_workers=job.num_workers, batch_size=job.batch_size,
-        worker_concurrency=4, seed=1, replace=job.replace,
-    ) as loader:  # fmt: skip
+        remote,
+        job.fanout,
+        seeds,
+        num_workers=job.num_workers,
+        batch_size=job.batch_size,
+        worker_concurrency=4,
+        seed=1,
+        replace=job.replace,
+    ) as loader:
         if job.mode == "startup":
             next(iter(loader))
             result = {**_store_job.NOTHING, "seconds": time.perf_counter() - begun}

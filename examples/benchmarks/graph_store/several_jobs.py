@@ -32,12 +32,7 @@ from gigl_loader.commands import infer
 from gigl_loader.graph_store import init_compute_process, shutdown_compute_process
 from gigl_loader.runtime.transport import free_port
 from gigl_loader.testing import wait_until
-from gigl_loader.testing.local_processes import (
-    Processes,
-    running_processes,
-    serve,
-    store_info,
-)
+from gigl_loader.testing.local_processes import Processes, running_processes, serve, store_info
 
 SERVERS = 2
 DEGREE, WIDTH = 15, 100
@@ -89,9 +84,15 @@ def take(info: Any, job: Job, batch_size: int, folder: Path) -> None:
 
     def run(number: int) -> None:
         with DistNeighborLoader(
-            dataset, [10, 5], nodes, num_workers=job.workers, batch_size=batch_size, seed=number,
-            shuffle=True, channel_size="200MB",
-        ) as loader:  # fmt: skip
+            dataset,
+            [10, 5],
+            nodes,
+            num_workers=job.workers,
+            batch_size=batch_size,
+            seed=number,
+            shuffle=True,
+            channel_size="200MB",
+        ) as loader:
             while True:
                 for batch in loader:
                     with lock:
@@ -124,11 +125,21 @@ def infer_all(info: Any, job_name: str, num_nodes: int, folder: Path) -> None:
     torch.set_num_threads(1)
     (folder / "begin").touch()
     began = time.monotonic()
-    code = infer.main([
-        "--server", f"{info.storage_cluster_master_ip}:{info.rpc_master_port}", "--job", job_name,
-        "--model", "torch_geometric.nn:GraphSAGE", "--model-options", json.dumps(MODEL),
-        "--out", str(folder / "embeddings"), "--quiet",
-    ])  # fmt: skip
+    code = infer.main(
+        [
+            "--server",
+            f"{info.storage_cluster_master_ip}:{info.rpc_master_port}",
+            "--job",
+            job_name,
+            "--model",
+            "torch_geometric.nn:GraphSAGE",
+            "--model-options",
+            json.dumps(MODEL),
+            "--out",
+            str(folder / "embeddings"),
+            "--quiet",
+        ]
+    )
     assert code == 0
     (folder / f"{job_name}.rate").write_text(str(num_nodes / (time.monotonic() - began)))
     (folder / "over").touch()
@@ -187,9 +198,12 @@ class Bench:
         self.started.join(processes, 300.0)
         rates = {name: float((folder / f"{name}.rate").read_text()) for name in names}
         firsts = {job.name: float((folder / f"{job.name}.first").read_text()) for job in jobs}
-        print(json.dumps({
-            "case": case, "load": os.getloadavg()[0], "per_s": rates, "first_batch_s": firsts
-        }), flush=True)  # fmt: skip
+        print(
+            json.dumps(
+                {"case": case, "load": os.getloadavg()[0], "per_s": rates, "first_batch_s": firsts}
+            ),
+            flush=True,
+        )
         return {"per_s": rates, "first_batch_s": firsts}
 
 

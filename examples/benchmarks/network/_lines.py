@@ -13,11 +13,26 @@ from statistics import median
 from typing import Any
 
 HEADINGS = (
-    "graph", "order", "edges", "rows as", "machines", "deployment", "link", "cache",
+    "graph",
+    "order",
+    "edges",
+    "rows as",
+    "machines",
+    "deployment",
+    "link",
+    "cache",
     "seeds/s per rank",
-    "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "of its processes",
-    "CPU us per seed: servers", "ranks", "busiest link", "GB of memory", "cores for other work",
-)  # fmt: skip
+    "bytes per seed: rows",
+    "structure",
+    "hit rate",
+    "CPU s per GB",
+    "of its processes",
+    "CPU us per seed: servers",
+    "ranks",
+    "busiest link",
+    "GB of memory",
+    "cores for other work",
+)
 _SAME = ("graph", "order", "edges", "dtype", "parts", "deployment", "rate", "cache")
 _BEFORE = {"order": "random", "edges": "own"}
 """Of records that were written before there was a choice."""
@@ -26,13 +41,18 @@ _BEFORE = {"order": "random", "edges": "own"}
 def line_of(found: dict[str, Any]) -> str:
     """Return the row of the table."""
     cells = (
-        *(found[name] for name in _SAME), f"{found['seeds_per_s']:,.0f}",
-        f"{found['rows_per_seed']:,.0f}", f"{found['structure_per_seed']:,.0f}",
+        *(found[name] for name in _SAME),
+        f"{found['seeds_per_s']:,.0f}",
+        f"{found['rows_per_seed']:,.0f}",
+        f"{found['structure_per_seed']:,.0f}",
         "-" if found["hit_rate"] is None else f"{found['hit_rate']:.0%}",
-        f"{found['cpu_s_per_gb']:.2f}", f"{own_cpu_s_per_gb(found):.2f}",
-        *_cpu_us_per_seed(found), f"{found['busiest_link']:.0%}",
-        f"{max(found['memory']) / 1e9:.2f}", f"{found['others']:.1f}",
-    )  # fmt: skip
+        f"{found['cpu_s_per_gb']:.2f}",
+        f"{own_cpu_s_per_gb(found):.2f}",
+        *_cpu_us_per_seed(found),
+        f"{found['busiest_link']:.0%}",
+        f"{max(found['memory']) / 1e9:.2f}",
+        f"{found['others']:.1f}",
+    )
     return f"| {' | '.join(map(str, cells))} |"
 
 
@@ -56,8 +76,14 @@ def _cpu_us_per_seed(found: dict[str, Any]) -> tuple[str, str]:
 
 def medians(every: list[dict[str, Any]]) -> list[str]:
     """Return a table of medians, with the least and the most, of the runs of each case."""
-    headings = (*HEADINGS[:8], "rounds", "seeds/s per rank", "bytes per seed", "busiest link",
-                "cores for other work")  # fmt: skip
+    headings = (
+        *HEADINGS[:8],
+        "rounds",
+        "seeds/s per rank",
+        "bytes per seed",
+        "busiest link",
+        "cores for other work",
+    )
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     cases: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for one in every:
@@ -66,18 +92,28 @@ def medians(every: list[dict[str, Any]]) -> list[str]:
     for case, runs in cases.items():
         sent = [one["rows_per_seed"] + one["structure_per_seed"] for one in runs]
         cells = (
-            *case, len(runs), _spread([one["seeds_per_s"] for one in runs], ",.0f"),
-            f"{median(sent):,.0f}", _spread([one["busiest_link"] for one in runs], ".0%"),
+            *case,
+            len(runs),
+            _spread([one["seeds_per_s"] for one in runs], ",.0f"),
+            f"{median(sent):,.0f}",
+            _spread([one["busiest_link"] for one in runs], ".0%"),
             _spread([one["others"] for one in runs], ".1f"),
-        )  # fmt: skip
+        )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
 
 
 def gains(every: list[dict[str, Any]]) -> list[str]:
     """Return a table of steps by deployment and link: medians, and their ratio to the first one."""
-    headings = ("deployment", "link", "step", "rounds", "seeds/s per rank", "of the first",
-                "busiest link")  # fmt: skip
+    headings = (
+        "deployment",
+        "link",
+        "step",
+        "rounds",
+        "seeds/s per rank",
+        "of the first",
+        "busiest link",
+    )
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     by_place: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
     for one in every:
@@ -89,10 +125,13 @@ def gains(every: list[dict[str, Any]]) -> list[str]:
         first = median(next(iter(rates.values())))
         for step, runs in steps.items():
             cells = (
-                *place, step, len(runs), _spread(rates[step], ",.0f"),
+                *place,
+                step,
+                len(runs),
+                _spread(rates[step], ",.0f"),
                 f"{median(rates[step]) / first:.2f}",
                 _spread([one["busiest_link"] for one in runs], ".0%"),
-            )  # fmt: skip
+            )
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
 

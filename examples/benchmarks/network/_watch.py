@@ -88,10 +88,13 @@ class Watch:
         except (OSError, IndexError):
             return None
         return Sample(
-            time.time(), [received for received, _ in links], [sent for _, sent in links],
-            [sum(one.cpu_s for one in some) for some in processes], all_cpu_s(),
+            time.time(),
+            [received for received, _ in links],
+            [sent for _, sent in links],
+            [sum(one.cpu_s for one in some) for some in processes],
+            all_cpu_s(),
             [sum(one.own for one in some) + max(one.files for one in some) for some in processes],
-        )  # fmt: skip
+        )
 
     def between(self, began: float, ended: float) -> Seen:
         """Return what happened between two moments, to the samples inside or next to them.
@@ -111,9 +114,10 @@ class Watch:
             seconds,
             [b - a for a, b in zip(first.received, last.received, strict=True)],
             [b - a for a, b in zip(first.sent, last.sent, strict=True)],
-            cpu, (last.all_cpu_s - first.all_cpu_s - sum(cpu)) / seconds,
+            cpu,
+            (last.all_cpu_s - first.all_cpu_s - sum(cpu)) / seconds,
             [max(column) for column in zip(*(one.memory for one in inside), strict=True)],
-        )  # fmt: skip
+        )
 
 
 def all_cpu_s() -> float:

@@ -38,13 +38,19 @@ PORT = 29_411
 LIMIT_S = 1800.0
 SILENCE_S = 60.0
 """As long may a process get no core, where all machines share a few."""
-GLT_MODES = ("GLT colocated, seeded", "GLT graph store, seeded", "GLT colocated, unseeded",
-             "GLT graph store, unseeded")  # fmt: skip
+GLT_MODES = (
+    "GLT colocated, seeded",
+    "GLT graph store, seeded",
+    "GLT colocated, unseeded",
+    "GLT graph store, unseeded",
+)
 HUBS, HUBS_AT_RANDOM = "hubs in communities", "hubs in communities, parts at random"
 STEPS = (
-    (HUBS_AT_RANDOM, "random", "own"), (HUBS, "random", "own"), (HUBS, "groups", "own"),
+    (HUBS_AT_RANDOM, "random", "own"),
+    (HUBS, "random", "own"),
+    (HUBS, "groups", "own"),
     (HUBS, "groups", "all"),
-)  # fmt: skip
+)
 """Graph with its parts, order of seeds, edges on each machine: one more thing in each."""
 COMMUNITY, WITHIN = 1024, 0.7
 AT_ONCE, SEEDS_AT_ONCE = 60, 64
@@ -133,15 +139,22 @@ def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path, wid
     count = 1 << scale
     generator = torch.Generator().manual_seed(0)
     data = Data(
-        x=torch.randn((count, width), generator=generator), edge_index=torch.from_numpy(edges),
-        num_nodes=count, train_mask=torch.from_numpy(np.bincount(edges[1], minlength=count) > 0),
-    )  # fmt: skip
+        x=torch.randn((count, width), generator=generator),
+        edge_index=torch.from_numpy(edges),
+        num_nodes=count,
+        train_mask=torch.from_numpy(np.bincount(edges[1], minlength=count) > 0),
+    )
     method: Literal["metis", "random"] = "metis" if kind in ("communities", HUBS) else "random"
     feature_dtype = None if dtype == "float32" else dtype
     partition_graph(
-        data, parts, folder, method=method, feature_dtype=feature_dtype, progress=False,
+        data,
+        parts,
+        folder,
+        method=method,
+        feature_dtype=feature_dtype,
+        progress=False,
         communities=count // COMMUNITY if kind == HUBS else None,
-    )  # fmt: skip
+    )
     (folder / "complete").touch()
 
 
@@ -175,8 +188,8 @@ def hubs_in_communities(nodes: int, random: np.random.Generator) -> np.ndarray:
 def be_machine(role: str, number: int, case: Case, addresses: list[str], out: str) -> None:
     """Be a rank, or a storage server."""
     os.environ.update(
-        GIGL_LOADER_INSECURE="1", GIGL_LOADER_SAME_MEMORY="0", GLOO_SOCKET_IFNAME=LINK,
-    )  # fmt: skip
+        GIGL_LOADER_INSECURE="1", GIGL_LOADER_SAME_MEMORY="0", GLOO_SOCKET_IFNAME=LINK
+    )
     if not case.is_store:
         result = _colocated(number, case, addresses)
     else:
@@ -186,8 +199,14 @@ def be_machine(role: str, number: int, case: Case, addresses: list[str], out: st
 
 def _keywords(case: Case) -> dict[str, Any]:
     cache = None if case.cache == "none" else case.cache
-    return {"batch_size": case.batch_size, "seed": 1, "shuffle": case.order == "random" or "groups",
-            "num_workers": 1, "timeout": 600.0, "remote_cache": cache}  # fmt: skip
+    return {
+        "batch_size": case.batch_size,
+        "seed": 1,
+        "shuffle": case.order == "random" or "groups",
+        "num_workers": 1,
+        "timeout": 600.0,
+        "remote_cache": cache,
+    }
 
 
 def _some(ids: Any, case: Case, share: int) -> Any:
@@ -211,9 +230,13 @@ def _colocated(rank: int, case: Case, addresses: list[str]) -> dict[str, Any]:
     from gigl_loader import DistDataset, DistNeighborLoader
 
     os.environ.update(  # as torchrun does: addresses of machines are found by the master's
-        MASTER_ADDR=addresses[0], MASTER_PORT=str(PORT), RANK=str(rank), WORLD_SIZE=str(case.parts),
-        LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
-    )  # fmt: skip
+        MASTER_ADDR=addresses[0],
+        MASTER_PORT=str(PORT),
+        RANK=str(rank),
+        WORLD_SIZE=str(case.parts),
+        LOCAL_RANK="0",
+        LOCAL_WORLD_SIZE="1",
+    )
     dist.init_process_group("gloo")
     dataset = DistDataset.load(case.folder, rank, edges=case.edges)
     seeds = _some(dataset.train_node_ids, case, 1)
@@ -233,9 +256,7 @@ def _store(role: str, number: int, case: Case, addresses: list[str]) -> dict[str
     )
 
     server, rank = addresses[0], addresses[case.parts]
-    info = GraphStoreInfo(
-        case.parts, case.parts, 1, server, server, rank, 0, 0, PORT, PORT + 1, 0
-    )  # fmt: skip
+    info = GraphStoreInfo(case.parts, case.parts, 1, server, server, rank, 0, 0, PORT, PORT + 1, 0)
     if role == "server":
         dataset = DistDataset.load(case.folder, number, edges=case.edges)
         host = addresses[number]
@@ -275,11 +296,16 @@ def _measure(loader: Any, case: Case, meet: Any) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     stats = loader.stats()
     return {
-        "seeds": case.batches * case.batch_size, "seconds": seconds, "rows": rows,
-        "received": received_bytes() - came, "cpu": all_cpu_s() - cpu, "began": at,
+        "seeds": case.batches * case.batch_size,
+        "seconds": seconds,
+        "rows": rows,
+        "received": received_bytes() - came,
+        "cpu": all_cpu_s() - cpu,
+        "began": at,
         "ended": time.time(),
-        "network": stats["network_bytes"], "hit_rate": stats["hit_rate"],
-    }  # fmt: skip
+        "network": stats["network_bytes"],
+        "hit_rate": stats["hit_rate"],
+    }
 
 
 def _measure_at_once(loader: Any, case: Case, meet: Any) -> dict[str, Any]:
@@ -378,14 +404,18 @@ def _summary(case: Case, found: list[dict[str, Any]], watch: Watch) -> dict[str,
     told = asdict(case)
     del told["python"]
     return {
-        **told, "seeds_per_s": seeds / len(found) / seconds,
+        **told,
+        "seeds_per_s": seeds / len(found) / seconds,
         "nodes_per_batch": sum(one["rows"] for one in found) / len(found) / case.batches,
-        **{f"{kind}_per_seed": sum(one["network"][kind] for one in found) / seeds
-           for kind in ("rows", "structure")},
+        **{
+            f"{kind}_per_seed": sum(one["network"][kind] for one in found) / seeds
+            for kind in ("rows", "structure")
+        },
         "hit_rate": float(np.mean(rates)) if rates else None,
         "cpu_s_per_gb": sum(one["cpu"] for one in found) / len(found) / received * 1e9,
-        "busiest_link": seen.busiest(case.gbit), **asdict(seen),
-    }  # fmt: skip
+        "busiest_link": seen.busiest(case.gbit),
+        **asdict(seen),
+    }
 
 
 def unused_segments() -> set[str]:
@@ -409,8 +439,10 @@ def main() -> None:
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs for all machines, "
         f"2 ** {(args.nodes - 1).bit_length()} nodes, {DEGREE} edges each, {args.width} features, "
         f"fan-outs {FANOUTS}, batches of {args.batch_size}.",
-        "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|",
-    ]  # fmt: skip
+        "",
+        f"| {' | '.join(HEADINGS)} |",
+        "|---" * len(HEADINGS) + "|",
+    ]
     print("\n".join(lines), flush=True)
     every = []
     with tempfile.TemporaryDirectory() as folder:
@@ -433,11 +465,20 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--graphs", nargs="+", default=["uniform", "power law", "communities"])
-    parser.add_argument("--steps", nargs="*", type=int, choices=range(1, len(STEPS) + 1),
-                        help="a graph with communities: 1 parts at random, 2 by community, 3 seeds "
-                        "in groups, 4 all edges everywhere; without numbers all")  # fmt: skip
-    parser.add_argument("--delay-ms", type=float, default=0.0, help="time single batches over "
-                        "links that take so long in each direction")  # fmt: skip
+    parser.add_argument(
+        "--steps",
+        nargs="*",
+        type=int,
+        choices=range(1, len(STEPS) + 1),
+        help="a graph with communities: 1 parts at random, 2 by community, 3 seeds "
+        "in groups, 4 all edges everywhere; without numbers all",
+    )
+    parser.add_argument(
+        "--delay-ms",
+        type=float,
+        default=0.0,
+        help="time single batches over links that take so long in each direction",
+    )
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
     parser.add_argument("--parts", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--deployments", nargs="*", default=["colocated", "graph store"])
@@ -475,16 +516,37 @@ def _cases(args: argparse.Namespace, folder: Path) -> Any:
             for deployment, rate, cache in ways:
                 if dtype == "float32" or cache in (args.caches_of_others or args.caches):
                     yield Case(
-                        graph, dtype, parts, deployment, rate, cache, str(root),
-                        args.batch_size, args.warmup, args.batches, args.tail, args.width,
-                        order=order, edges=edges, delay_ms=args.delay_ms,
-                    )  # fmt: skip
+                        graph,
+                        dtype,
+                        parts,
+                        deployment,
+                        rate,
+                        cache,
+                        str(root),
+                        args.batch_size,
+                        args.warmup,
+                        args.batches,
+                        args.tail,
+                        args.width,
+                        order=order,
+                        edges=edges,
+                        delay_ms=args.delay_ms,
+                    )
             if args.python_glt and dtype == "float32":
                 for deployment, rate in itertools.product(args.glt, args.rates):
                     yield Case(
-                        graph, dtype, parts, deployment, rate, "none", str(root),
-                        args.batch_size, *GLT_BATCHES, args.width, args.python_glt,
-                    )  # fmt: skip
+                        graph,
+                        dtype,
+                        parts,
+                        deployment,
+                        rate,
+                        "none",
+                        str(root),
+                        args.batch_size,
+                        *GLT_BATCHES,
+                        args.width,
+                        args.python_glt,
+                    )
 
 
 if __name__ == "__main__":

@@ -43,11 +43,14 @@ def dataset_of(case: Case, partition: int) -> glt.distributed.DistDataset:
     position[own] = features.locate(own)
     topology = glt.data.Topology((indices, indptr), input_layout="CSC", layout="CSC")
     return glt.distributed.DistDataset(
-        num_partitions=case.parts, partition_idx=partition,
+        num_partitions=case.parts,
+        partition_idx=partition,
         graph_partition=glt.data.Graph(topology, "CPU"),
         node_feature_partition=glt.data.Feature(features.values, id2index=position, with_gpu=False),
-        node_pb=owners, edge_pb=torch.zeros(1, dtype=torch.uint8), edge_dir="in",
-    )  # fmt: skip
+        node_pb=owners,
+        edge_pb=torch.zeros(1, dtype=torch.uint8),
+        edge_dir="in",
+    )
 
 
 def seeds_of(case: Case, partition: int) -> torch.Tensor:
@@ -56,13 +59,23 @@ def seeds_of(case: Case, partition: int) -> torch.Tensor:
 
 
 def _keywords(case: Case, seed: int | None) -> dict[str, Any]:
-    return {"batch_size": case.batch_size, "edge_dir": "in", "collect_features": True,
-            "to_device": torch.device("cpu"), "random_seed": seed}  # fmt: skip
+    return {
+        "batch_size": case.batch_size,
+        "edge_dir": "in",
+        "collect_features": True,
+        "to_device": torch.device("cpu"),
+        "random_seed": seed,
+    }
 
 
 def _worker_keywords(addresses: list[str], port: int) -> dict[str, Any]:
-    return {"num_workers": 1, "worker_devices": [torch.device("cpu")], "worker_concurrency": 4,
-            "master_addr": addresses[0], "master_port": port}  # fmt: skip
+    return {
+        "num_workers": 1,
+        "worker_devices": [torch.device("cpu")],
+        "worker_concurrency": 4,
+        "master_addr": addresses[0],
+        "master_port": port,
+    }
 
 
 def colocated(rank: int, case: Case, addresses: list[str], seed: int | None) -> dict[str, Any]:
@@ -77,9 +90,12 @@ def colocated(rank: int, case: Case, addresses: list[str], seed: int | None) -> 
         channel_size="1GB", **_worker_keywords(addresses, PORT + 1)
     )
     loader = glt.distributed.DistNeighborLoader(
-        dataset_of(case, rank), FANOUTS, seeds_of(case, rank), worker_options=options,
+        dataset_of(case, rank),
+        FANOUTS,
+        seeds_of(case, rank),
+        worker_options=options,
         **_keywords(case, seed),
-    )  # fmt: skip
+    )
     result = measure(loader, case, dist.barrier)
     dist.barrier()  # a rank that leaves early takes away what the others still ask it for
     return result
@@ -88,9 +104,13 @@ def colocated(rank: int, case: Case, addresses: list[str], seed: int | None) -> 
 def serve(server: int, case: Case, addresses: list[str]) -> None:
     """Be a storage server."""
     glt.distributed.init_server(
-        num_servers=case.parts, server_rank=server, dataset=dataset_of(case, server),
-        master_addr=addresses[0], master_port=PORT, num_clients=case.parts,
-    )  # fmt: skip
+        num_servers=case.parts,
+        server_rank=server,
+        dataset=dataset_of(case, server),
+        master_addr=addresses[0],
+        master_port=PORT,
+        num_clients=case.parts,
+    )
     glt.distributed.wait_and_shutdown_server()
 
 
@@ -99,9 +119,12 @@ def client(
 ) -> dict[str, Any]:
     """Be a compute process: as many seeds of each server, each server samples its own."""
     glt.distributed.init_client(
-        num_servers=case.parts, num_clients=case.parts, client_rank=rank,
-        master_addr=addresses[0], master_port=PORT,
-    )  # fmt: skip
+        num_servers=case.parts,
+        num_clients=case.parts,
+        client_rank=rank,
+        master_addr=addresses[0],
+        master_port=PORT,
+    )
     import torch.distributed as dist
 
     store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -113,9 +136,12 @@ def client(
         own = seeds_of(case, server)[rank :: case.parts]
         torch.save(own[: case.taken * case.batch_size // case.parts].contiguous(), paths[-1])
     options = glt.distributed.RemoteDistSamplingWorkerOptions(
-        server_rank=list(range(case.parts)), buffer_size="1GB", prefetch_size=4,
-        worker_key=str(rank), **_worker_keywords(addresses, PORT + 3 + rank),
-    )  # fmt: skip
+        server_rank=list(range(case.parts)),
+        buffer_size="1GB",
+        prefetch_size=4,
+        worker_key=str(rank),
+        **_worker_keywords(addresses, PORT + 3 + rank),
+    )
     loader = glt.distributed.DistNeighborLoader(
         None, FANOUTS, paths, worker_options=options, **_keywords(case, seed)
     )
@@ -142,19 +168,23 @@ def measure(loader: Any, case: Case, meet: Any) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     received = received_bytes() - came
     return {
-        "seeds": case.batches * case.batch_size, "seconds": seconds, "rows": rows,
-        "received": received, "cpu": all_cpu_s() - cpu, "began": at, "ended": time.time(),
-        "network": {"rows": received, "structure": 0}, "hit_rate": None,
-    }  # fmt: skip
+        "seeds": case.batches * case.batch_size,
+        "seconds": seconds,
+        "rows": rows,
+        "received": received,
+        "cpu": all_cpu_s() - cpu,
+        "began": at,
+        "ended": time.time(),
+        "network": {"rows": received, "structure": 0},
+        "hit_rate": None,
+    }
 
 
 def main() -> None:
     """Be what the argument says, and end at once: GLT may hang where it tears down."""
     role, number, told, addresses, out = json.loads(sys.argv[1])
     case = Case(**told)
-    os.environ.update(
-        GLOO_SOCKET_IFNAME=LINK, TP_SOCKET_IFNAME=LINK, GIGL_LOADER_INSECURE="1",
-    )  # fmt: skip
+    os.environ.update(GLOO_SOCKET_IFNAME=LINK, TP_SOCKET_IFNAME=LINK, GIGL_LOADER_INSECURE="1")
     seed = None if "unseeded" in case.deployment else 1
     result: dict[str, Any] = {}
     if role == "server":

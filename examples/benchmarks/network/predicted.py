@@ -27,10 +27,23 @@ from gigl_loader.commands.capacity.needs import SHIPPED, Costs
 
 RATE_WITHIN, MEMORY_WITHIN = 0.20, 0.10
 HEADINGS = (
-    "graph", "columns", "machines", "deployment", "link", "cache", "limit", "seeds/s: predicted",
-    "measured", "predicted / measured", "bytes per seed: ratio", "hit rate: predicted",
-    "measured", "GB: predicted", "measured", "predicted / measured",
-)  # fmt: skip
+    "graph",
+    "columns",
+    "machines",
+    "deployment",
+    "link",
+    "cache",
+    "limit",
+    "seeds/s: predicted",
+    "measured",
+    "predicted / measured",
+    "bytes per seed: ratio",
+    "hit rate: predicted",
+    "measured",
+    "GB: predicted",
+    "measured",
+    "predicted / measured",
+)
 
 read_once = functools.cache(read_root)
 
@@ -41,13 +54,17 @@ def plan_of(case: dict[str, Any], costs: Costs) -> Plan:
     is_store = case["deployment"] != "colocated"
     gbit = float(case["rate"][:-4]) / {"gbit": 1, "mbit": 1000}[case["rate"][-4:]]
     job = Job(
-        **{**known, "dtype": case["dtype"]}, num_neighbors=(15, 10),
-        batch_size=case["batch_size"], machines=case["parts"],
-        num_servers=case["parts"] if is_store else 0, link_gbit=gbit,
-        deployment="graph-store" if is_store else "colocated", num_workers=1,
+        **{**known, "dtype": case["dtype"]},
+        num_neighbors=(15, 10),
+        batch_size=case["batch_size"],
+        machines=case["parts"],
+        num_servers=case["parts"] if is_store else 0,
+        link_gbit=gbit,
+        deployment="graph-store" if is_store else "colocated",
+        num_workers=1,
         cores=os.cpu_count() or 1,  # threads of a worker use what the others leave
         remote_cache=0.0 if case["cache"] == "none" else float(case["cache"].rstrip("%")) / 100,
-    )  # fmt: skip
+    )
     return estimate(job, costs, degrees)
 
 
@@ -70,13 +87,23 @@ def line_of(case: dict[str, Any], costs: Costs) -> tuple[str, float, float]:
     )
     is_without = case["hit_rate"] is None
     cells = (
-        case["graph"], f"{plan.job.dim} {case['dtype']}", case["parts"], case["deployment"],
-        case["rate"], case["cache"], limit, f"{rate:,.0f}", f"{case['seeds_per_s']:,.0f}",
+        case["graph"],
+        f"{plan.job.dim} {case['dtype']}",
+        case["parts"],
+        case["deployment"],
+        case["rate"],
+        case["cache"],
+        limit,
+        f"{rate:,.0f}",
+        f"{case['seeds_per_s']:,.0f}",
         f"**{rates:.2f}**",
-        f"{nbytes / to_rank:.2f}", "-" if is_without else f"{plan.batch.hit_rate:.0%}",
-        "-" if is_without else f"{case['hit_rate']:.0%}", f"{plan.total_memory / 1e9:.2f}",
-        f"{max(case['memory']) / 1e9:.2f}", f"**{memory:.2f}**",
-    )  # fmt: skip
+        f"{nbytes / to_rank:.2f}",
+        "-" if is_without else f"{plan.batch.hit_rate:.0%}",
+        "-" if is_without else f"{case['hit_rate']:.0%}",
+        f"{plan.total_memory / 1e9:.2f}",
+        f"{max(case['memory']) / 1e9:.2f}",
+        f"**{memory:.2f}**",
+    )
     return f"| {' | '.join(map(str, cells))} |", rates, memory
 
 
@@ -114,9 +141,11 @@ def main() -> None:
         f"{costs.machine}, {costs.date}, {costs.link_s_per_gb:.2f} s per GB over a link. "
         f"Seeds/s within {RATE_WITHIN:.0%}: {near} of {len(found)}; "
         f"memory within {MEMORY_WITHIN:.0%}: {fits} of {len(found)}.",
-        "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|",
+        "",
+        f"| {' | '.join(HEADINGS)} |",
+        "|---" * len(HEADINGS) + "|",
         *(line for line, *_ in found),
-    ]  # fmt: skip
+    ]
     print("\n".join(lines))
     if args.out is not None:
         args.out.write_text("\n".join(lines) + "\n")

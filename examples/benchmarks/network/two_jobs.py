@@ -30,9 +30,13 @@ def serve(by_job: bool) -> None:
     """Answer with as many bytes as are asked for, until the standard input ends."""
     table = {"batch": Method(int, Rows, lambda nbytes, peer: Rows(np.zeros(nbytes, np.uint8)))}
     listener = Listener(
-        THERE, 0, security_of(os.environ[TOKEN_VARIABLE]), table, "two jobs",
+        THERE,
+        0,
+        security_of(os.environ[TOKEN_VARIABLE]),
+        table,
+        "two jobs",
         party_of=(lambda peer: peer.name) if by_job else None,
-    ).start()  # fmt: skip
+    ).start()
     print(listener.address[1], flush=True)
     sys.stdin.read()
     listener.close()
@@ -101,8 +105,9 @@ def main() -> None:
     parser.add_argument("--rate", default="200mbit")
     parser.add_argument("--bytes", type=int, default=1_000_000, help="of a batch")
     parser.add_argument("--connections", type=int, nargs=2, default=[10, 1])
-    parser.add_argument("--think", type=float, nargs=2, default=[0.0, 0.0],
-                        help="seconds after each batch")  # fmt: skip
+    parser.add_argument(
+        "--think", type=float, nargs=2, default=[0.0, 0.0], help="seconds after each batch"
+    )
     parser.add_argument("--congestion", default="", help="of the listener: reno, bbr...")
     parser.add_argument("--warm", type=float, default=3.0)
     parser.add_argument("--seconds", type=float, default=20.0)

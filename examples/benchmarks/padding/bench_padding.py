@@ -108,9 +108,14 @@ def main() -> None:
 
     def loader(pad: Any) -> DistNeighborLoader:
         return DistNeighborLoader(
-            dataset, given.num_neighbors, seeds, batch_size=given.batch_size, num_workers=0, seed=1,
+            dataset,
+            given.num_neighbors,
+            seeds,
+            batch_size=given.batch_size,
+            num_workers=0,
+            seed=1,
             pad=pad,
-        )  # fmt: skip
+        )
 
     with loader(False) as plain, loader(True) as bound:
         sizes = padding_sizes(plain, share=0.95)

@@ -142,12 +142,14 @@ def main() -> None:
     lines = [
         f"{datetime.date.today()}, {platform.machine()}, torch {torch.__version__}, "
         f"{args.seeds} seeds: mean and standard deviation.",
-        "", f"| | {' | '.join(DTYPES)} |", "|---" * (1 + len(DTYPES)) + "|",
+        "",
+        f"| | {' | '.join(DTYPES)} |",
+        "|---" * (1 + len(DTYPES)) + "|",
         row_of("Cora, accuracy", lambda d, seed: topics(papers, d, seed), papers, args.seeds),
         row_of(
             "LastFM, AUC", lambda d, seed: ties_found(users, held_out, d, seed), users, args.seeds
         ),
-    ]  # fmt: skip
+    ]
     print("\n".join(lines))
     if args.out is not None:
         args.out.write_text("\n".join(lines) + "\n")

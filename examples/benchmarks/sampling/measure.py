@@ -48,12 +48,14 @@ def samplers(dataset: DistDataset, fanout: list[int]) -> dict[str, NeighborSampl
             SamplingPlan(
                 input_type=DEFAULT_HOMOGENEOUS_NODE_TYPE,
                 fanouts={DEFAULT_HOMOGENEOUS_EDGE_TYPE: tuple(fanout)},
-                seed=1, with_edge=True, expansion=ExpansionOptions(**how),
+                seed=1,
+                with_edge=True,
+                expansion=ExpansionOptions(**how),
             ),
             None,
         )
         for name, how in KINDS.items()
-    }  # fmt: skip
+    }
 
 
 def write(fields: Sequence[Field], slot: np.ndarray) -> dict[str, np.ndarray]:

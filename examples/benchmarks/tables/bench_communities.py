@@ -134,21 +134,32 @@ def child(folder: str, method: Any, communities: int | None) -> None:
 
     pipeline.Run._place_with_edges = timed  # type: ignore[method-assign, assignment]
     report = partition_tables(
-        NodeTable(f"{folder}/nodes.parquet"), EdgeTable(f"{folder}/edges.parquet"), PARTS,
-        f"{folder}/parts", method=method, communities=communities, progress=False, overwrite=True,
+        NodeTable(f"{folder}/nodes.parquet"),
+        EdgeTable(f"{folder}/edges.parquet"),
+        PARTS,
+        f"{folder}/parts",
+        method=method,
+        communities=communities,
+        progress=False,
+        overwrite=True,
         memory="10GB" if method == "metis" else "1GB",
-    )  # fmt: skip
+    )
     found = {
-        "cut": report.edge_cut, "placing": took[0],
+        "cut": report.edge_cut,
+        "placing": took[0],
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "largest": max(part.nodes for part in report.parts) / sum(p.nodes for p in report.parts),
-    }  # fmt: skip
+    }
     if communities is not None:
         views = [read_partition(Path(folder) / "parts", k, None)[0] for k in range(PARTS)]
         labels = np.concatenate(
-            [rows.values.numpy() for view in views
-             for (_, name), rows in view.node_attributes.items() if name == COMMUNITY]
-        )  # fmt: skip
+            [
+                rows.values.numpy()
+                for view in views
+                for (_, name), rows in view.node_attributes.items()
+                if name == COMMUNITY
+            ]
+        )
         between, edges = 0, 0
         for view in views:
             for adjacency in view.adjacency.values():
@@ -194,9 +205,11 @@ def main() -> None:
         child(*json.loads(args.child))
         return
     graphs: dict[str, Callable[[], Graph]] = {
-        "planted": planted, "power law with communities": power_with_communities,
-        "preferential attachment": preferential, "R-MAT": rmat,
-    }  # fmt: skip
+        "planted": planted,
+        "power law with communities": power_with_communities,
+        "preferential attachment": preferential,
+        "R-MAT": rmat,
+    }
     if args.cora:
         graphs["Cora"] = lambda: cora(args.cora)
     if args.lastfm:
@@ -204,11 +217,12 @@ def main() -> None:
     lines = [
         f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} "
         f"cores; duckdb {version('duckdb')}, pymetis {version('pymetis')}, numba "
-        f"{version('numba')}, gigl_loader {version('gigl-loader')}; {PARTS} parts.", "",
+        f"{version('numba')}, gigl_loader {version('gigl-loader')}; {PARTS} parts.",
+        "",
         "| graph | method | cut of parts | times METIS's | largest part / mean | communities "
         "| cut of communities | CPU s to place | peak GB |",
         f"| --- | --- |{' ---: |' * 7}",
-    ]  # fmt: skip
+    ]
     for name, make in graphs.items():
         with tempfile.TemporaryDirectory() as folder:
             lines += measure(Path(folder), name, make())

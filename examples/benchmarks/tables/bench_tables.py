@@ -243,11 +243,34 @@ def run(command: list[str], folder: Path, result: list[str]) -> Run:
 def ours(tables: Path, folder: Path, memory: str) -> Run:
     """Partition by the command that users have."""
     command = [
-        sys.executable, "-m", "gigl_loader", "partition", "--nodes", f"{tables}/nodes", "--edges",
-        f"{tables}/edges", "--id", "id", "--src", "src", "--dst", "dst", "--features", "x",
-        "--root", f"{folder}/out", "--scratch", f"{folder}/scratch", "--num-partitions", str(PARTS),
-        "--method", "random", "--memory", memory, "--quiet",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "gigl_loader",
+        "partition",
+        "--nodes",
+        f"{tables}/nodes",
+        "--edges",
+        f"{tables}/edges",
+        "--id",
+        "id",
+        "--src",
+        "src",
+        "--dst",
+        "dst",
+        "--features",
+        "x",
+        "--root",
+        f"{folder}/out",
+        "--scratch",
+        f"{folder}/scratch",
+        "--num-partitions",
+        str(PARTS),
+        "--method",
+        "random",
+        "--memory",
+        memory,
+        "--quiet",
+    ]
     return run(command, folder, ["out/**/*"])
 
 
@@ -264,10 +287,22 @@ def from_file(tables: Path, kind: str, folder: Path, memory: str) -> Run:
     )
     program = ["-c", _COPYING] if kind.endswith("copied") else ["-m", "gigl_loader"]
     command = [
-        sys.executable, *program, "partition", str(description), "--root",
-        f"{folder}/out", "--scratch", f"{folder}/scratch", "--num-partitions", str(PARTS),
-        "--method", "random", "--memory", memory, "--quiet",
-    ]  # fmt: skip
+        sys.executable,
+        *program,
+        "partition",
+        str(description),
+        "--root",
+        f"{folder}/out",
+        "--scratch",
+        f"{folder}/scratch",
+        "--num-partitions",
+        str(PARTS),
+        "--method",
+        "random",
+        "--memory",
+        memory,
+        "--quiet",
+    ]
     return run(command, folder, ["out/**/*"])
 
 
@@ -348,9 +383,12 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, help="keep the input here, and take what is there")
     parser.add_argument("--skip-plain", action="store_true", help="measure gigl-loader alone")
     parser.add_argument(
-        "--versioned", nargs="*", choices=VERSIONED, metavar="KIND",
+        "--versioned",
+        nargs="*",
+        choices=VERSIONED,
+        metavar="KIND",
         help=f"measure such tables beside Parquet instead (default: {', '.join(VERSIONED)})",
-    )  # fmt: skip
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -362,8 +400,8 @@ def main() -> None:
         f"cores; duckdb {duckdb.__version__}, gigl_loader {version('gigl-loader')}; {args.nodes:,} "
         f"nodes with {WIDTH} {'float16' if args.versioned is None else 'float32'}, "
         f"{args.edges:,} edges, {PARTS} parts at random, "
-        f"{args.rounds} round(s).",
-    ]  # fmt: skip
+        f"{args.rounds} round(s)."
+    ]
     for ids in args.ids:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             tables = Path(args.tables or folder) / "tables" / ids
@@ -375,11 +413,13 @@ def main() -> None:
                     lines += ["", *compare_versioned(*given)]
                 continue
             lines += [
-                "", f"## {ids} ids, {nbytes / 1e9:.2f} GB of Parquet", "",
+                "",
+                f"## {ids} ids, {nbytes / 1e9:.2f} GB of Parquet",
+                "",
                 "| --memory | plain script, s | gigl-loader, s | times | CPU s, plain | ours "
                 "| peak GB, plain | ours | scratch GB, plain | ours |",
                 f"|{' --- |' * 10}",
-            ]  # fmt: skip
+            ]
             for memory in args.memory:
                 lines.append(compare(tables, Path(folder), memory, args.rounds, args.skip_plain))
     print("\n".join(lines))

@@ -36,9 +36,12 @@ class Costs:
 
 
 MEASURED = Costs(
-    node_s=5.4 / 10e6, edge_s=27.2 / 100e6, byte_s=6.7 / 1.28e9 + 2.7 / 2.0e9, scratch_node=12,
+    node_s=5.4 / 10e6,
+    edge_s=27.2 / 100e6,
+    byte_s=6.7 / 1.28e9 + 2.7 / 2.0e9,
+    scratch_node=12,
     scratch_edge=8 + 16 / 4,
-)  # fmt: skip
+)
 """Of 10 million nodes with text ids and 64 float16, 100 million edges, 4 partitions, 2 GB; a sort
 spills the edges of a partition."""
 

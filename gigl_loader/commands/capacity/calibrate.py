@@ -43,9 +43,13 @@ _FANOUTS, _BATCH_SIZES, _CACHE = (15, 10), (1024, 128), 0.6
 """Small batches show the fixed cost; their cache has nearly all rows: the cost of a cached row
 cannot be found by extrapolation."""
 _CASES: tuple[tuple[list[int], int, bool], ...] = (
-    ([1], 64, False), ([15, 10], 1024, False), ([15, 10], 1024, True), ([4, 2], 1024, True),
-    ([5], 1024, False), ([5], 1024, True),
-)  # fmt: skip
+    ([1], 64, False),
+    ([15, 10], 1024, False),
+    ([15, 10], 1024, True),
+    ([4, 2], 1024, True),
+    ([5], 1024, False),
+    ([5], 1024, True),
+)
 """Cases of sampling only: fanouts, batch size, and whether there are features."""
 _TAKEN = 14
 """Batches of each case; two of them warm up, and the median of the others counts."""
@@ -97,17 +101,25 @@ def calibrate(
     return Costs(
         machine=f"{_processor()}, {platform.system()} {platform.release()}",
         date=date.today().isoformat(),
-        **dict(zip(_SAMPLING, sampling, strict=True)), **asking, **delivering,
+        **dict(zip(_SAMPLING, sampling, strict=True)),
+        **asking,
+        **delivering,
         **measure.costs_of(one_host, two_hosts),
-        **dict(zip(_OF_PROCESSES, idle, strict=True)), load_s_per_gb=load_s_per_gb,
+        **dict(zip(_OF_PROCESSES, idle, strict=True)),
+        load_s_per_gb=load_s_per_gb,
         spread=_spread(alone),
-    )  # fmt: skip
+    )
 
 
 _OF_PROCESSES = (
-    "process_bytes", "supervisor_bytes", "worker_bytes", "library_bytes",
-    "process_start_s", "supervisor_start_s", "worker_start_s",
-)  # fmt: skip
+    "process_bytes",
+    "supervisor_bytes",
+    "worker_bytes",
+    "library_bytes",
+    "process_start_s",
+    "supervisor_start_s",
+    "worker_start_s",
+)
 _SAMPLING = ("batch_s", "edge_s", "node_s", "row_byte_s")
 
 
@@ -324,15 +336,22 @@ def _costs_of_a_step(
         amounts.append(_rows_and_bytes(share * took.nodes, width))
     rows_s, row_s, byte_s = _explain(amounts, left, measured[rows])
     return {
-        f"{name}_batch_s": batch_s, f"{name}_edge_s": edge_s,
-        f"{name}_rows_s": rows_s, f"{name}_row_s": row_s, f"{name}_byte_s": byte_s,
-    }  # fmt: skip
+        f"{name}_batch_s": batch_s,
+        f"{name}_edge_s": edge_s,
+        f"{name}_rows_s": rows_s,
+        f"{name}_row_s": row_s,
+        f"{name}_byte_s": byte_s,
+    }
 
 
 def _caching_costs(
-    name: str, costs: dict[str, float], step: str, seconds: list[float],
-    measured: list[MeasuredBatch], share: float = 1.0,
-) -> dict[str, float]:  # fmt: skip
+    name: str,
+    costs: dict[str, float],
+    step: str,
+    seconds: list[float],
+    measured: list[MeasuredBatch],
+    share: float = 1.0,
+) -> dict[str, float]:
     """Return the costs of caching rows, which explain the rest of the batches with a cache.
 
     Args:

@@ -47,8 +47,11 @@ def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
         seeds.append(dataset.known_split("train"))
         rows = list(view.node_features.values())
     known: dict[str, Any] = {
-        "nodes": float(nodes), "edges": float(edges), "dim": 0, "resident": resident_bytes(root),
-    }  # fmt: skip
+        "nodes": float(nodes),
+        "edges": float(edges),
+        "dim": 0,
+        "resident": resident_bytes(root),
+    }
     if parts > 1 and edges:
         known["remote_share"] = remote / edges
     if rows:  # as stored and sent: quantized ones are smaller than in batches
@@ -57,11 +60,21 @@ def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
 
 
 _PARTS_OF_A_GRAPH = (
-    ("rows and labels", ("node_features", "edge_features", "node_labels", "node_attributes",
-                         "edge_attributes", "lookup", "splits")),
+    (
+        "rows and labels",
+        (
+            "node_features",
+            "edge_features",
+            "node_labels",
+            "node_attributes",
+            "edge_attributes",
+            "lookup",
+            "splits",
+        ),
+    ),
     ("edges", ("edges",)),
     (BOOKS, ("books",)),
-)  # fmt: skip
+)
 
 
 def resident_bytes(root: Path) -> tuple[tuple[str, float], ...]:

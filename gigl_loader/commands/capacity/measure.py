@@ -57,9 +57,12 @@ class Child:
     """
 
     def __init__(
-        self, function: Callable[..., None], *args: Any, kind: type[BaseProcess] = ForkedProcess,
+        self,
+        function: Callable[..., None],
+        *args: Any,
+        kind: type[BaseProcess] = ForkedProcess,
         wait_s: float = WAIT_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._wait_s = wait_s
         self._pipe, theirs = multiprocessing.Pipe()
         self._process = kind(target=function, args=(theirs, *args))
@@ -143,9 +146,14 @@ def idle() -> tuple[float, ...]:
     training, supervisor, *workers = nbytes
     start_s, supervisor_start_s, *worker_start_s = seconds
     return (
-        training, supervisor, sum(workers), 1024 * files,
-        start_s, supervisor_start_s, sum(worker_start_s),
-    )  # fmt: skip
+        training,
+        supervisor,
+        sum(workers),
+        1024 * files,
+        start_s,
+        supervisor_start_s,
+        sum(worker_start_s),
+    )
 
 
 def _own_bytes(pid: int) -> float:
@@ -430,8 +438,10 @@ def costs_of(one_host: dict[bool, Timed], two_hosts: dict[bool, Timed]) -> dict[
     # if there is one, as people expect.
     measured = one_host | two_hosts
     return {
-        "plain_s_per_gb": one_host[False].s_per_gb / 2, "tls_s_per_gb": one_host[True].s_per_gb / 2,
-        "plain_gb_per_s": measured[False].gb_per_s, "tls_gb_per_s": measured[True].gb_per_s,
+        "plain_s_per_gb": one_host[False].s_per_gb / 2,
+        "tls_s_per_gb": one_host[True].s_per_gb / 2,
+        "plain_gb_per_s": measured[False].gb_per_s,
+        "tls_gb_per_s": measured[True].gb_per_s,
         "link_s_per_gb": max(0.0, statistics.mean(link_s)) if link_s else 0.0,
         "link_gbit": 8 * max((timed.gb_per_s for timed in two_hosts.values()), default=0.0),
-    }  # fmt: skip
+    }

@@ -143,9 +143,18 @@ def _estimate(job: Job, costs: Costs, degrees: DegreeDistribution | None) -> Pla
     memory, machine = memory_of(job, batch, costs)
     bounds = bounds_of(job, wire, cpu)
     return Plan(
-        job, batch, memory, machine, wire, cpu, bounds, connections_of(job), descriptors_of(job),
-        start_of(job, costs), costs.spread,
-    )  # fmt: skip
+        job,
+        batch,
+        memory,
+        machine,
+        wire,
+        cpu,
+        bounds,
+        connections_of(job),
+        descriptors_of(job),
+        start_of(job, costs),
+        costs.spread,
+    )
 
 
 def _smaller_dtype(job: Job) -> Job | None:
@@ -273,9 +282,11 @@ def _between_and_delivered(wire: dict[str, float]) -> tuple[float, float]:
 
 
 _OF_TRAINING_MACHINES = (
-    "receiving batches", "keeping rows", "encryption at training machines",
+    "receiving batches",
+    "keeping rows",
+    "encryption at training machines",
     "packets of training machines",
-)  # fmt: skip
+)
 """Steps of a graph store's clients; all others are its servers'."""
 _OF_SERVERS_THEMSELVES = ("sending batches", "encryption at servers", "packets of servers")
 """Steps of a storage server's own process; all others are its workers'."""

@@ -155,9 +155,17 @@ class Costs:
 Deployment = Literal["colocated", "graph-store"]
 
 DTYPE_BYTES = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1,
-    "int16": 2, "int32": 4, "int64": 8, "bool": 1,
-}  # fmt: skip
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+}
 BOOKS = "books"
 """Key of `Job.resident` for the partition books, which are the same in each part."""
 CONCURRENCY = 4
@@ -208,8 +216,19 @@ class Job:
     """Degree distribution of a graph given by figures: ``"uniform"`` or ``"power-law"``."""
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "edges", "batch_size", "machines", "ranks_per_machine", "num_workers",
-                     "jobs", "cores", "link_gbit", "memory_gb", "disk_gb_per_s"):  # fmt: skip
+        for name in (
+            "nodes",
+            "edges",
+            "batch_size",
+            "machines",
+            "ranks_per_machine",
+            "num_workers",
+            "jobs",
+            "cores",
+            "link_gbit",
+            "memory_gb",
+            "disk_gb_per_s",
+        ):
             value = getattr(self, name)
             # "not (>)", so that NaN, whose comparisons are all false, is refused as well.
             if value is not None and not (value > 0 and math.isfinite(value)):

@@ -118,9 +118,11 @@ def measure(kinds: Sequence[BatchKind]) -> list[MeasuredBatch]:
 
 
 def measure_one(
-    ranks: Sequence[Child], servers: Sequence[Child], counted: int,
+    ranks: Sequence[Child],
+    servers: Sequence[Child],
+    counted: int,
     cpu_s: Callable[[int], float] = cpu_s_below,
-) -> MeasuredBatch:  # fmt: skip
+) -> MeasuredBatch:
     """Return the costs of batches of one kind; each rank counts ``counted`` of them.
 
     ``cpu_s`` returns the processor time of a process and those that it started.
@@ -209,9 +211,14 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: BatchKind, rank: int) 
 
     seeds = {k: some(of_type) for k, of_type in ids.items()} if isinstance(ids, dict) else some(ids)
     with DistNeighborLoader(
-        dataset, list(kind.fanouts), seeds, batch_size=kind.batch_size, seed=0, num_workers=1,
+        dataset,
+        list(kind.fanouts),
+        seeds,
+        batch_size=kind.batch_size,
+        seed=0,
+        num_workers=1,
         remote_cache=f"{kind.cache:.0%}" if kind.cache else None,
-    ) as loader:  # fmt: skip
+    ) as loader:
         batches = iter(loader)
         for _ in range(kind.warm_up):
             next(batches)

@@ -1,6 +1,6 @@
-"""graphlearn-torch's interface over these loaders: ``import gigl_loader.glt as glt``.
+"""graphlearn-torch's interface over these loaders; also ``import gigl_loader.glt as glt``.
 
-A thin layer, for scripts that are written for graphlearn-torch: in `gigl_loader.glt.distributed`
+A thin layer, for scripts that are written for graphlearn-torch: in `compat.glt.distributed`
 they find datasets, loaders, and its server-client mode over a graph store. It needs no
 graphlearn-torch.
 """

@@ -67,7 +67,9 @@ class DistDataset(OwnDataset):
             ConfigError: The directory cannot be read; see `gigl_loader.DistDataset.load`.
         """
         loaded = OwnDataset.load(
-            root_dir, partition_idx, edge_dir=self._given_edge_dir,
+            root_dir,
+            partition_idx,
+            edge_dir=self._given_edge_dir,
             whole_node_label_file=whole_node_label_file,
-        )  # fmt: skip
+        )
         self.__dict__.update(loaded.__dict__)

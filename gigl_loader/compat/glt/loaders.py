@@ -73,11 +73,16 @@ class DistNeighborLoader(gigl_loader.DistNeighborLoader):
         worker_options: Any = None,
     ) -> None:
         super().__init__(
-            num_neighbors=num_neighbors, batch_size=batch_size, shuffle=shuffle,
-            drop_last=drop_last, with_edge=with_edge, with_weight=with_weight, device=to_device,
+            num_neighbors=num_neighbors,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            with_edge=with_edge,
+            with_weight=with_weight,
+            device=to_device,
             seed=random_seed,
             **_places(self, data, "input_nodes", input_nodes, edge_dir, worker_options),
-        )  # fmt: skip
+        )
 
 
 class DistSubGraphLoader(gigl_loader.DistSubGraphLoader):
@@ -103,11 +108,16 @@ class DistSubGraphLoader(gigl_loader.DistSubGraphLoader):
         worker_options: Any = None,
     ) -> None:
         super().__init__(
-            num_neighbors=num_neighbors, batch_size=batch_size, shuffle=shuffle,
-            drop_last=drop_last, with_edge=with_edge, with_weight=with_weight, device=to_device,
+            num_neighbors=num_neighbors,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            with_edge=with_edge,
+            with_weight=with_weight,
+            device=to_device,
             seed=random_seed,
             **_places(self, data, "input_nodes", input_nodes, edge_dir, worker_options),
-        )  # fmt: skip
+        )
 
 
 class DistLinkNeighborLoader(gigl_loader.DistLinkNeighborLoader):
@@ -154,10 +164,18 @@ class DistLinkNeighborLoader(gigl_loader.DistLinkNeighborLoader):
         if isinstance(worker_options, RemoteDistSamplingWorkerOptions) and edge_label is not None:
             edge_label = {_servers_of(worker_options)[0]: edge_label}  # type: ignore[assignment]
         super().__init__(
-            num_neighbors=num_neighbors, batch_size=batch_size, edge_label=edge_label,
-            neg_sampling=neg_sampling, shuffle=shuffle, drop_last=drop_last, with_edge=with_edge,
-            with_weight=with_weight, device=to_device, seed=random_seed, **places,
-        )  # fmt: skip
+            num_neighbors=num_neighbors,
+            batch_size=batch_size,
+            edge_label=edge_label,
+            neg_sampling=neg_sampling,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            with_edge=with_edge,
+            with_weight=with_weight,
+            device=to_device,
+            seed=random_seed,
+            **places,
+        )
 
 
 def _places(
@@ -194,9 +212,11 @@ def _checked_places(
         servers = _servers_of(options)
         loader.shared_by = f"{options.worker_key} on servers {servers}"
         places |= {
-            name: by_server(seeds, servers), "channel_size": options.buffer_size,
-            "prefetch_size": options.prefetch_size, "shard": "none",
-        }  # fmt: skip
+            name: by_server(seeds, servers),
+            "channel_size": options.buffer_size,
+            "prefetch_size": options.prefetch_size,
+            "shard": "none",
+        }
     elif isinstance(options, MpDistSamplingWorkerOptions):
         places["channel_size"] = options.channel_size
     else:

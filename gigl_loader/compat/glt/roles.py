@@ -36,9 +36,7 @@ _server: StorageProcess | None = None
 _servers: GraphStoreInfo | None = None
 """The servers that this client has joined."""
 
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    torch.cuda.device_count: DistServer.get_device_count,
-}
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {torch.cuda.device_count: DistServer.get_device_count}
 """Functions that scripts call on servers, and the methods that do the same: servers run no code
 that clients name."""
 
@@ -140,9 +138,12 @@ def init_client(
         raise ConfigError(f"client_rank must be in [0, {num_clients}), got {client_rank}")
     info = info_of_servers(_count("num_servers", num_servers), master_addr, int(master_port))
     own.join_cluster(
-        info, client_rank, num_clients, security=Security.resolve(),
+        info,
+        client_rank,
+        num_clients,
+        security=Security.resolve(),
         group_name=_group_name(client_group_name) or "_default_client",
-    )  # fmt: skip
+    )
     _servers = info
 
 

@@ -240,8 +240,9 @@ def _acquire(lock: Path, what: Path) -> int:
             ) from None
         except OSError as error:
             # some cluster file systems are mounted without locks: then only this check is lost
-            _log.warning("%s cannot be locked (%s): let no other process write %s", lock, error,
-                         what)  # fmt: skip
+            _log.warning(
+                "%s cannot be locked (%s): let no other process write %s", lock, error, what
+            )
         if _is_same_file(fd, lock):
             break
         os.close(fd)  # the file of a writer that ended between our two calls

@@ -25,10 +25,14 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def opened_root(
-    root: FilePath, partitions: Iterable[int] | None = None, edges: Edges = "own", *,
-    cache_dir: FilePath | None = None, cache_size: int | str | None = None,
+    root: FilePath,
+    partitions: Iterable[int] | None = None,
+    edges: Edges = "own",
+    *,
+    cache_dir: FilePath | None = None,
+    cache_size: int | str | None = None,
     progress: bool | None = None,
-) -> Iterator[Path]:  # fmt: skip
+) -> Iterator[Path]:
     """Yield a local directory with some partitions of ``root``, which is not removed meanwhile.
 
     Args:
@@ -93,5 +97,12 @@ def _fetch(copy: CachedFolder, parts: list[mapped.Part], progress: bool | None) 
         copy.fetch(files, count)
     if came:
         seconds = time.monotonic() - began
-        _log.info("fetched %s: %.3f GB of %.3f in %.1f s (%.2f GB/s), into %s", copy.source.url,
-                  came / 1e9, total / 1e9, seconds, came / 1e9 / seconds, copy.path)  # fmt: skip
+        _log.info(
+            "fetched %s: %.3f GB of %.3f in %.1f s (%.2f GB/s), into %s",
+            copy.source.url,
+            came / 1e9,
+            total / 1e9,
+            seconds,
+            came / 1e9 / seconds,
+            copy.path,
+        )

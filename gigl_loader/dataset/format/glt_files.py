@@ -91,9 +91,12 @@ def check_all_parts(root: Any) -> None:
 
 
 def read_partition(
-    root: Path, partition_idx: int, edge_dir: EdgeDir | None, whole_node_label_file: Any = None,
+    root: Path,
+    partition_idx: int,
+    edge_dir: EdgeDir | None,
+    whole_node_label_file: Any = None,
     edges: Edges = "own",
-) -> WithSplits:  # fmt: skip
+) -> WithSplits:
     """Return one partition of a directory. See `DistDataset.load`."""
     if is_mapped_format(root):
         part = MappedPart(root, partition_idx, "mapped", edges=edges)
@@ -158,10 +161,12 @@ def _read_extras(
     content, digest = read_manifest(path, _UNCHECKED_VERSION)
     extras = typed(content, GltExtras, path)
     of_nodes = {
-        *extras.node_labels, *extras.flat_nodes, *extras.num_classes,
+        *extras.node_labels,
+        *extras.flat_nodes,
+        *extras.num_classes,
         *(name for names in extras.splits.values() for name in names),
         *(name for name, _ in extras.node_attributes),
-    }  # fmt: skip
+    }
     of_edges = {*extras.flat_edges, *(name for name, _ in extras.edge_attributes)}
     unknown = sorted(of_nodes - {*node_types}) + sorted(of_edges - {*edge_types})
     if unknown:
@@ -239,11 +244,18 @@ class _GltReader:
         """Begin the view of a partition."""
         extras, folder = self.extras, self.part(partition_idx) / EXTRAS_DIR
         view = PartitionView(
-            self.heterogeneous, edge_dir, self.num_partitions, partition_idx, self.num_nodes, {},
-            self.node_books, self.edge_books, identity=self.identity,
+            self.heterogeneous,
+            edge_dir,
+            self.num_partitions,
+            partition_idx,
+            self.num_nodes,
+            {},
+            self.node_books,
+            self.edge_books,
+            identity=self.identity,
             # a part of the labels cannot tell the classes: if missing here, they are counted
             num_classes={} if extras is None else extras.num_classes,
-        )  # fmt: skip
+        )
         builder = ViewBuilder(view)
         for edge_type in self.edge_types:
             # also where the directory states its direction: the part may be a copy from elsewhere
@@ -388,9 +400,11 @@ class _GltReader:
         if not self.cached:
             other = "out" if edge_dir == "in" else "in"
             check_ownership(
-                owners, partition_idx, f"edges {edge_type} of partition {partition_idx}",
+                owners,
+                partition_idx,
+                f"edges {edge_type} of partition {partition_idx}",
                 f'they do not fit edge_dir="{edge_dir}"; try "{other}"',
-            )  # fmt: skip
+            )
             return edges
         # GLT caches the whole topology with each partition; our workers ask the owner, and two
         # owners of a neighbour would draw it twice
@@ -406,8 +420,9 @@ def _add_extras(builder: ViewBuilder, folder: Path, extras: GltExtras) -> None:
         saved = _torch_load(folder / "node_labels" / f"{node_type}.pt")
         builder.add_rows("node_labels", node_type, saved["values"], saved["ids"])
     groups: tuple[tuple[str, list[Any]], ...] = (
-        ("node_attributes", extras.node_attributes), ("edge_attributes", extras.edge_attributes),
-    )  # fmt: skip
+        ("node_attributes", extras.node_attributes),
+        ("edge_attributes", extras.edge_attributes),
+    )
     for kind, listed in groups:
         for key, names in listed:
             path = folder / kind / f"{type_str(key)}.pt"

@@ -344,8 +344,10 @@ def read_header(root: Path) -> tuple[Header, Part]:
         )
     named = {*header.original_ids, *header.num_classes, *header.num_nodes}
     if not named <= set(header.num_nodes) <= set(header.node_bounds):
-        raise ConfigError(f"{path} is damaged: its node types are {sorted(named)} in one place and "
-                          f"{sorted(header.node_bounds)} in another")  # fmt: skip
+        raise ConfigError(
+            f"{path} is damaged: its node types are {sorted(named)} in one place and "
+            f"{sorted(header.node_bounds)} in another"
+        )
     for bounds in (*header.node_bounds.values(), *header.edge_bounds.values()):
         if bounds is not None and (
             len(bounds) != header.num_partitions or sorted([0, *bounds]) != [0, *bounds]

@@ -328,9 +328,13 @@ class MappedPart:
     """
 
     def __init__(
-        self, root: Path, partition_idx: int, memory: Memory, stamps: "Stamps | None" = None,
+        self,
+        root: Path,
+        partition_idx: int,
+        memory: Memory,
+        stamps: "Stamps | None" = None,
         edges: Edges = "own",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.root, self.partition_idx, self.memory, self.edges = root, partition_idx, memory, edges
         # as long as this object lives: tables' ids are mapped on first use
         self._in_use = hold(root)
@@ -345,12 +349,14 @@ class MappedPart:
         others = range(self.header.num_partitions) if edges == "all" else range(0)
         self._others = {
             other: _EdgesReader(
-                read_part(root, self.header, other, edges_only=True), self.header, self._files,
+                read_part(root, self.header, other, edges_only=True),
+                self.header,
+                self._files,
                 memory,
             )
             for other in others
             if other != partition_idx
-        }  # fmt: skip
+        }
         for part, known in zip(self._parts, stamps or [], strict=stamps is not None):
             check_stamps(part, known)
         # a descriptor for each array, and a second one while they are sent to workers

@@ -90,10 +90,18 @@ def write_views(
         t: _bounds(shared, "edge", edge_type_str(t), book) for t, book in view.edge_books.items()
     }
     seal(
-        shared, parts, edge_dir=view.edge_dir, heterogeneous=view.is_heterogeneous,
-        num_nodes=view.num_nodes, node_bounds=node_bounds, edge_types=list(view.adjacency),
-        edge_bounds=edge_bounds, original_ids=original_ids, num_classes=view.num_classes, **made,
-    )  # fmt: skip
+        shared,
+        parts,
+        edge_dir=view.edge_dir,
+        heterogeneous=view.is_heterogeneous,
+        num_nodes=view.num_nodes,
+        node_bounds=node_bounds,
+        edge_types=list(view.adjacency),
+        edge_bounds=edge_bounds,
+        original_ids=original_ids,
+        num_classes=view.num_classes,
+        **made,
+    )
 
 
 # --- our own format -------------------------------------------------------------------------------
@@ -391,8 +399,9 @@ def _write_extras(folder: Path, view: PartitionView, splits: Splits) -> None:
         for node_type, ids in splits.get(split, {}).items():
             save_tensor(folder / "splits" / split / f"{node_type}.pt", ids)
     for group, attributes in (
-        ("node_attributes", view.node_attributes), ("edge_attributes", view.edge_attributes),
-    ):  # fmt: skip
+        ("node_attributes", view.node_attributes),
+        ("edge_attributes", view.edge_attributes),
+    ):
         for key, named in _by_type(attributes).items():
             known = ids_of(next(iter(named.values())))
             values = {name: rows.values.clone() for name, rows in named.items()}

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.format.directory import RowOrder
-from gigl_loader.dataset.from_pyg.split_ids import (
-    by_type_of,
-    is_mask,
-    is_read_as_split,
-    split_ids,
-)
+from gigl_loader.dataset.from_pyg.split_ids import by_type_of, is_mask, is_read_as_split, split_ids
 from gigl_loader.dataset.partition.build import ViewBuilder, count_classes, make_book, owned_ids
 from gigl_loader.dataset.partition.checks import (
     check_edge_index,
@@ -248,9 +243,12 @@ def _num_nodes(store: Any, where: str) -> int | None:
 
 
 def _read_nodes(
-    source: CheckedGraph, store: Any, node_type: NodeType, where: str,
+    source: CheckedGraph,
+    store: Any,
+    node_type: NodeType,
+    where: str,
     splits: dict[str, Any] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     num_nodes = source.num_nodes[node_type]
     if store.get("x") is not None:
         source.node_features[node_type] = check_matrix(store["x"], num_nodes, "node", f"{where}.x")
@@ -323,9 +321,13 @@ class Cutter:
     """Cuts a source into the shares of partitions."""
 
     def __init__(
-        self, source: CheckedGraph, node_books: dict[NodeType, Book], edge_dir: EdgeDir,
-        num_partitions: int, order: RowOrder = "ids",
-    ) -> None:  # fmt: skip
+        self,
+        source: CheckedGraph,
+        node_books: dict[NodeType, Book],
+        edge_dir: EdgeDir,
+        num_partitions: int,
+        order: RowOrder = "ids",
+    ) -> None:
         self._source, self._edge_dir, self._count = source, edge_dir, num_partitions
         self.node_books = node_books
         self._owners: dict[EdgeType, Tensor] = {}
@@ -354,11 +356,17 @@ class Cutter:
         source = self._source
         splits: Splits = {}
         view = PartitionView(
-            source.heterogeneous, self._edge_dir, self._count, partition_idx, source.num_nodes, {},
-            self.node_books, self.edge_books,
+            source.heterogeneous,
+            self._edge_dir,
+            self._count,
+            partition_idx,
+            source.num_nodes,
+            {},
+            self.node_books,
+            self.edge_books,
             # of the whole graph: a part of the labels cannot tell
             num_classes=source.num_classes,
-        )  # fmt: skip
+        )
         builder = ViewBuilder(view)
         mine = {t: self._edges_of(t, partition_idx) for t in (*source.edges, *source.label_edges)}
         for edge_type, part in source.edges.items():
@@ -446,10 +454,21 @@ _NODES_READ, _EDGES_READ = ("x", "y", "num_nodes"), ("edge_index", "edge_attr")
 """Attributes of nodes and of edges that the dataset itself reads."""
 _OF_LOADERS = frozenset(
     (
-        "n_id", "node", "e_id", "edge", "batch", "batch_size", "input_id", "num_sampled_nodes",
-        "num_sampled_edges", "y_positive", "y_negative", "seed_time", "ptr",
+        "n_id",
+        "node",
+        "e_id",
+        "edge",
+        "batch",
+        "batch_size",
+        "input_id",
+        "num_sampled_nodes",
+        "num_sampled_edges",
+        "y_positive",
+        "y_negative",
+        "seed_time",
+        "ptr",
     )
-)  # fmt: skip
+)
 """Attributes that loaders set in every batch."""
 
 

@@ -12,8 +12,10 @@ from gigl_loader.dataset.schema import SPLITS, NodeType, Split
 from gigl_loader.errors import ConfigError
 
 _NAMES: dict[Split, tuple[str, ...]] = {
-    "train": ("train",), "val": ("val", "valid"), "test": ("test",)
-}  # fmt: skip
+    "train": ("train",),
+    "val": ("val", "valid"),
+    "test": ("test",),
+}
 """How PyG and OGB name each split."""
 SPLIT_DICT = "split_idx"
 """What scripts for OGB call the dict that ``get_idx_split`` returns."""
@@ -71,8 +73,12 @@ def is_read_as_split(name: str, value: Any) -> bool:
     """Return whether an attribute of nodes is only a split: batches do not carry it."""
     if name == SPLIT_DICT:
         return is_split_dict(value)
-    kinds = {f"{prefix}_{kind}" for names in _NAMES.values() for prefix in names
-             for kind in ("mask", "idx")}  # fmt: skip
+    kinds = {
+        f"{prefix}_{kind}"
+        for names in _NAMES.values()
+        for prefix in names
+        for kind in ("mask", "idx")
+    }
     # A mask has a row for each node, and batches carry it as every other attribute.
     return name in kinds and not is_mask(value)
 

@@ -1,1 +1,5 @@
-"""A partition as plain arrays: read by samplers, built of tensors."""
+"""A partition as plain arrays: read by samplers, built of tensors, checked.
+
+Face: `view`, `adjacency`, `build`, `checks`.
+Must not know: files.
+"""

@@ -139,10 +139,7 @@ def label_adjacency(
 ) -> Adjacency:
     """Group label edges by anchor, in both directions: the loader looks labels up by anchor."""
     compressed = compress(
-        labels[0],
-        labels[1],
-        num_rows=num_nodes[edge_type[0]],
-        num_cols=num_nodes[edge_type[2]],
+        labels[0], labels[1], num_rows=num_nodes[edge_type[0]], num_cols=num_nodes[edge_type[2]]
     )
     # positions as ids would look like ids of message-passing edges, which a batch could request
     return Adjacency(compressed.indptr, compressed.indices, None, None)

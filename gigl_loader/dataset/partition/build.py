@@ -41,9 +41,12 @@ class ViewBuilder:
         self._weights: dict[EdgeType, tuple[Tensor, Tensor | None]] = {}
 
     def add_edges(
-        self, edge_type: EdgeType, edge_index: Tensor, edge_ids: Tensor | None,
+        self,
+        edge_type: EdgeType,
+        edge_index: Tensor,
+        edge_ids: Tensor | None,
         weights: Tensor | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add the message-passing edges of a type; see `GraphPartitionData`."""
         view, types = self.view, (edge_type[0], edge_type[2])
         end = expanded_end(view.edge_dir)

@@ -181,8 +181,10 @@ def warn_not_numbers(features: Mapping[Any, Tensor]) -> None:
         name: count for name, values in features.items() if (count := count_not_numbers(values))
     }
     if counts:
-        texts = (f"{count} of {features[name].numel()} features of {name!r}"
-                 for name, count in counts.items())  # fmt: skip
+        texts = (
+            f"{count} of {features[name].numel()} features of {name!r}"
+            for name, count in counts.items()
+        )
         warn_user(without_default_types(f"{'; '.join(texts)} are NaN (no number)"))
 
 

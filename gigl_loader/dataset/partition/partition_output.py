@@ -295,9 +295,11 @@ def _check_labels(builder: ViewBuilder, label_type: EdgeType, labels: Any, where
     # a sampler looks labels up at the anchor: elsewhere they would be silently lost
     if src in view.node_books and view.num_partitions > 1:
         check_ownership(
-            view.node_books[src].owner(labels[0]), view.partition_idx,
-            f"{where}, anchors (row 0)", "labels are stored where their anchor is",
-        )  # fmt: skip
+            view.node_books[src].owner(labels[0]),
+            view.partition_idx,
+            f"{where}, anchors (row 0)",
+            "labels are stored where their anchor is",
+        )
     builder.add_labels(label_type, labels)
 
 

@@ -182,9 +182,7 @@ class TimeOrder(Generic[A]):
     """Whether times are floating-point numbers."""
 
 
-ROW_KINDS = (
-    "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
-)  # fmt: skip
+ROW_KINDS = ("node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes")
 """Attributes of a `PartitionView` that hold rows: the names allowed in a request."""
 Matrix = tuple[str, Any]
 """One of `ROW_KINDS`, and the name there: a type, or for attributes a type and the attribute."""
@@ -239,15 +237,23 @@ class PartitionView(Generic[A]):
     """In a worker: other partitions, by index, that it reads in this machine's memory."""
 
     def with_edges_of(
-        self, partition_idx: int, adjacency: dict[EdgeType, Adjacency[A]],
+        self,
+        partition_idx: int,
+        adjacency: dict[EdgeType, Adjacency[A]],
         edge_attributes: dict[tuple[EdgeType, str], Rows[A]],
-    ) -> "PartitionView[A]":  # fmt: skip
+    ) -> "PartitionView[A]":
         """Return another partition of this graph for `other_edges`."""
         return PartitionView(
-            self.is_heterogeneous, self.edge_dir, self.num_partitions, partition_idx,
-            self.num_nodes, adjacency, self.node_books, self.edge_books,
+            self.is_heterogeneous,
+            self.edge_dir,
+            self.num_partitions,
+            partition_idx,
+            self.num_nodes,
+            adjacency,
+            self.node_books,
+            self.edge_books,
             edge_attributes=edge_attributes,
-        )  # fmt: skip
+        )
 
     def ends_of(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
         """Return (type that is expanded, type of its neighbours) of a walked edge type."""

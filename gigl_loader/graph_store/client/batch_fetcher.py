@@ -47,11 +47,17 @@ class BatchFetcher:
     """
 
     def __init__(
-        self, producer_id: int, connection: ServerConnection, consumer: int,
-        stream: BatchStream[Received], changed: threading.Condition,
+        self,
+        producer_id: int,
+        connection: ServerConnection,
+        consumer: int,
+        stream: BatchStream[Received],
+        changed: threading.Condition,
         file: "Callable[[BatchFetcher, Attempt, FetchAnswer, SampleMessage], None]",
-        fail: Callable[[Attempt | None, Exception], None], pool: BufferPool, mappings: Mappings,
-    ) -> None:  # fmt: skip
+        fail: Callable[[Attempt | None, Exception], None],
+        pool: BufferPool,
+        mappings: Mappings,
+    ) -> None:
         self.producer_id, self.connection, self.stream = producer_id, connection, stream
         self.to_come: dict[int, tuple[int, int]] = {}
         """By position in the loader's epoch: the batch, and its turn at this server."""
@@ -99,9 +105,12 @@ class BatchFetcher:
                 tickets = list(iter(self.stream.next_ticket, None))
             for ticket in tickets:
                 request = FetchRequest(
-                    producer_id=self.producer_id, consumer=self._consumer, attempt=ticket.attempt,
-                    fetches_before=ticket.turn, same_host=bool(self.same_host),
-                )  # fmt: skip
+                    producer_id=self.producer_id,
+                    consumer=self._consumer,
+                    attempt=ticket.attempt,
+                    fetches_before=ticket.turn,
+                    same_host=bool(self.same_host),
+                )
                 try:
                     # received in place: the arrays of the response are the memory of the
                     # batch's tensors
@@ -115,9 +124,10 @@ class BatchFetcher:
         if self._caller is None:
             self._caller = self.connection.dial()
             new_thread(
-                target=self._file_all, name=f"batches of {self.connection.name}",
+                target=self._file_all,
+                name=f"batches of {self.connection.name}",
                 on_death=lambda error: self._fail(self.stream.attempt, self._unexpected(error)),
-            ).start()  # fmt: skip
+            ).start()
         return self._caller
 
     def _unexpected(self, error: BaseException) -> PeerError:

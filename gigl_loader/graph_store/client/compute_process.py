@@ -99,10 +99,14 @@ def init_compute_process(
     # processes. It returns when all compute processes are here, so that the group forms within
     # seconds.
     join_cluster(
-        cluster_info, rank, world_size, job=job,
+        cluster_info,
+        rank,
+        world_size,
+        job=job,
         security=Security.resolve(tls_dir, token, insecure),
-        timeout=timeout, network_timeout=network_timeout,
-    )  # fmt: skip
+        timeout=timeout,
+        network_timeout=network_timeout,
+    )
     try:
         if not has_group:
             # if a host's name means its loopback address, gloo makes the others connect to
@@ -152,10 +156,16 @@ def join_cluster(
     check_patience(network_timeout)
     num_servers = cluster_info.num_storage_nodes
     cluster = Cluster.join(
-        cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port,
-        job_name=job_name_of(job, cluster_info), rank=rank, world_size=world_size,
-        num_servers=num_servers, security=security, timeout_s=timeout, patience_s=network_timeout,
-    )  # fmt: skip
+        cluster_info.storage_cluster_master_ip,
+        cluster_info.rpc_master_port,
+        job_name=job_name_of(job, cluster_info),
+        rank=rank,
+        world_size=world_size,
+        num_servers=num_servers,
+        security=security,
+        timeout_s=timeout,
+        patience_s=network_timeout,
+    )
     _set_client_context(num_servers, world_size, rank, group_name)
     _cluster = cluster
     know(job=cluster.job_name, rank=rank)

@@ -74,9 +74,16 @@ class ServerConnection:
     """
 
     def __init__(
-        self, rank: int, address: tuple[str, int], security: Security, name: str, session: str,
-        patience_s: float, join: Join | None = None, is_away: Callable[[], bool] = lambda: False,
-    ) -> None:  # fmt: skip
+        self,
+        rank: int,
+        address: tuple[str, int],
+        security: Security,
+        name: str,
+        session: str,
+        patience_s: float,
+        join: Join | None = None,
+        is_away: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.rank, self._join, self._is_away = rank, join, is_away
         # `_entering`: one thread introduces this process while others wait for that. Taken before
         # `_changed`, which guards everything else.
@@ -125,10 +132,14 @@ class ServerConnection:
 
     def _dial(self, incarnation: int = 0) -> Caller:
         fresh = Caller(
-            *self.address, self._security, self.own_name, patience_s=self._patience_s,
+            *self.address,
+            self._security,
+            self.own_name,
+            patience_s=self._patience_s,
             what=f"storage server {self.rank}",
-            session=self.session, incarnation=incarnation,
-        )  # fmt: skip
+            session=self.session,
+            incarnation=incarnation,
+        )
         with self._changed:
             if self._error is not None:
                 raise fresh_copy(self._error)
@@ -181,9 +192,13 @@ class ServerConnection:
         self.close("it was started again")
         # a new session: under the former one the server has given this process up, or may still
         return ServerConnection(
-            self.rank, address, self._security, self.own_name, secrets.token_hex(16),
+            self.rank,
+            address,
+            self._security,
+            self.own_name,
+            secrets.token_hex(16),
             self._patience_s,
-        )  # fmt: skip
+        )
 
     # -- presence -------------------------------------------------------------------------------
 
@@ -202,11 +217,13 @@ class ServerConnection:
             return
         self._is_watched = True
         new_thread(
-            target=self._watch_all, args=(join,), name=f"watch {self.name}",
+            target=self._watch_all,
+            args=(join,),
+            name=f"watch {self.name}",
             on_death=lambda error: self.give_up(
                 f"the thread that hears of it ended by {type(error).__name__}: {error}"
             ),
-        ).start()  # fmt: skip
+        ).start()
 
     def _wait_on(self, progress: WaitReport, why: str) -> None:
         if self._is_away():
@@ -291,9 +308,11 @@ class ServerConnection:
         future: Future[Any] = Future()
         args = (name, request, timeout_s, future)
         new_thread(
-            target=self._run_call, args=args, name=f"{name} on {self.name}",
+            target=self._run_call,
+            args=args,
+            name=f"{name} on {self.name}",
             on_death=future.set_exception,
-        ).start()  # fmt: skip
+        ).start()
         return future
 
     def _run_call(self, name: str, request: Any, timeout_s: float, future: "Future[Any]") -> None:

@@ -81,10 +81,15 @@ class FillingChannel:
     """
 
     def __init__(
-        self, cluster: Cluster, options: CacheOptions | None, room: int, timeout_s: float,
-        pin_memory: bool, machine_rows: MachineRows | None = None,
+        self,
+        cluster: Cluster,
+        options: CacheOptions | None,
+        room: int,
+        timeout_s: float,
+        pin_memory: bool,
+        machine_rows: MachineRows | None = None,
         questions: RowRequests | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._machine_rows = machine_rows
         self._options, self._room, self._timeout_s = options, room, timeout_s
         self._pin, self._pool = pin_memory, BufferPool(pin_memory=pin_memory)
@@ -127,11 +132,13 @@ class FillingChannel:
             self._look_ahead.begin(attempt.serial, total)
         self._last_progress = time.monotonic()
         self._thread = new_thread(
-            target=self._fill_all, args=(attempt, total), name="rows of batches",
+            target=self._fill_all,
+            args=(attempt, total),
+            name="rows of batches",
             on_death=lambda error: self._fail(
                 PeerError(f"rows of a batch: {type(error).__name__}: {error}")
             ),
-        )  # fmt: skip
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -363,9 +370,10 @@ class FillingChannel:
         # in the sampler's order, not with the rows at the end
         message = {key: message[key] for key in batch.order}
         return replace(
-            batch.received, message=message,
+            batch.received,
+            message=message,
             stats=self._stats(batch, waited_s, time.perf_counter() - started),
-        )  # fmt: skip
+        )
 
     def _stats(self, batch: _Unfilled, waited_s: float, took_s: float) -> dict[str, Any]:
         """Return the worker's and this side's measurements of the batch, in seconds."""
@@ -374,9 +382,13 @@ class FillingChannel:
         # below zero if rows were fetched a second time after others took their slots
         hits = {} if self._options is None else {"cached_rows": max(0, rows.num_cached)}
         return {
-            **stats, "received": received, "rows_from": dict(rows.counts.by_owner), **hits,
-            "network_s": waited_s, "gather_s": stats.get("gather_s", 0.0) + took_s,
-        }  # fmt: skip
+            **stats,
+            "received": received,
+            "rows_from": dict(rows.counts.by_owner),
+            **hits,
+            "network_s": waited_s,
+            "gather_s": stats.get("gather_s", 0.0) + took_s,
+        }
 
 
 def _described(received: Received, questions: RowRequests) -> _Unfilled:

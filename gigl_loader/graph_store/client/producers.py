@@ -66,9 +66,13 @@ class RemoteProducers:
     """
 
     def __init__(
-        self, cluster: Cluster, sampler_input: NodeSamplerInput, config: Any, sampler_options: Any,
+        self,
+        cluster: Cluster,
+        sampler_input: NodeSamplerInput,
+        config: Any,
+        sampler_options: Any,
         active: Sequence[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._cluster = cluster
         self._sampled = (sampler_input, config)
         self._sampler_options, self._active = sampler_options, active
@@ -123,9 +127,13 @@ class RemoteProducers:
     # -- creation -------------------------------------------------------------------------------
 
     def request(
-        self, server: int, ranks: Sequence[int], source_options: SourceOptions,
-        request_id: str = "", servers: Sequence[int] = (),
-    ) -> ProducerRequest:  # fmt: skip
+        self,
+        server: int,
+        ranks: Sequence[int],
+        source_options: SourceOptions,
+        request_id: str = "",
+        servers: Sequence[int] = (),
+    ) -> ProducerRequest:
         """Return the batches that a server samples, and their consumers; see `ProducerRequest`."""
         return ProducerRequest(
             source_options=source_options,
@@ -140,9 +148,14 @@ class RemoteProducers:
         )
 
     def create(
-        self, create: Callable[..., int], options: Any, ranks: Sequence[int],
-        source_options: SourceOptions, request_id: str, servers: Sequence[int],
-    ) -> None:  # fmt: skip
+        self,
+        create: Callable[..., int],
+        options: Any,
+        ranks: Sequence[int],
+        source_options: SourceOptions,
+        request_id: str,
+        servers: Sequence[int],
+    ) -> None:
         """Send the create call to ``servers``, all at once; on return, each has a producer.
 
         Args:
@@ -162,14 +175,18 @@ class RemoteProducers:
         self._note_servers(servers)
         answers = {
             server: call_server(
-                server, create, *self._sampled, options, self._sampler_options,
+                server,
+                create,
+                *self._sampled,
+                options,
+                self._sampler_options,
                 # longer than the wait below, so that a late response still calls
                 # `_end_late_one`
                 timeout_s=limit + CALL_TIMEOUT_S,
                 request=self.request(server, ranks, source_options, request_id, servers),
             )
             for server in servers
-        }  # fmt: skip
+        }
         ids: dict[int, int] = {}
         deadline = time.monotonic() + limit  # one deadline for all servers
         error: Exception | None = self._silent(answers, source_options.timeout_s)
@@ -414,12 +431,14 @@ def agree_on_terms(proposals: list[Proposal]) -> AgreedSettings:
         by_key.setdefault(proposal.key, []).append(rank)
     sharing = [
         Sharing(
-            key, Runs.of(ranks), proposals[ranks[0]].options,
+            key,
+            Runs.of(ranks),
+            proposals[ranks[0]].options,
             [other for other in ranks if proposals[other].digest != proposals[ranks[0]].digest],
         )
         for key, ranks in by_key.items()
         if len(ranks) > 1
-    ]  # fmt: skip
+    ]
     rows = RowsOffer.firsts([proposal.rows for proposal in proposals])
     return AgreedSettings(sharing, proposals[0].options, rows=rows)
 

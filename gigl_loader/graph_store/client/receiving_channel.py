@@ -136,15 +136,18 @@ class RemoteReceivingChannel(ChannelBase):
         self._look_for_same_host(wanted, deadline)
         answers = [
             self._call(
-                fetcher, "start_new_epoch_sampling", epoch=attempt.epoch,
+                fetcher,
+                "start_new_epoch_sampling",
+                epoch=attempt.epoch,
                 request=EpochRequest(
-                    consumer=self._consumer, attempt=attempt,
+                    consumer=self._consumer,
+                    attempt=attempt,
                     batches=np.array(own_batches, dtype=np.int64),
                     positions=np.array(own_positions, dtype=np.int64),
                 ),
             )
             for fetcher, (own_batches, own_positions) in wanted.items()
-        ]  # fmt: skip
+        ]
         try:
             apart = []
             for fetcher, answer in zip(wanted, answers, strict=True):
@@ -172,10 +175,16 @@ class RemoteReceivingChannel(ChannelBase):
             if self._cluster.renewals.get(rank, 0) != self._renewals.get(rank, 0):
                 raise ServerDiedError(f"storage server {rank} was started again")
             self._fetchers[number] = BatchFetcher(
-                self._producer_ids[rank], self._cluster.connection(rank), self._consumer,
-                BatchStream(number, self._prefetch, self._in_order), self._changed, self._file,
-                self._failed, self._pool, self._mappings,
-            )  # fmt: skip
+                self._producer_ids[rank],
+                self._cluster.connection(rank),
+                self._consumer,
+                BatchStream(number, self._prefetch, self._in_order),
+                self._changed,
+                self._file,
+                self._failed,
+                self._pool,
+                self._mappings,
+            )
         return self._fetchers[number]
 
     def _look_for_same_host(self, fetchers: Iterable[BatchFetcher], deadline: float) -> None:
@@ -242,8 +251,9 @@ class RemoteReceivingChannel(ChannelBase):
             if batch is not None:
                 ticket = batch.ticket
                 is_wanted = fetcher.to_come.pop(ticket.position, None) == (
-                    ticket.batch, ticket.turn,
-                )  # fmt: skip
+                    ticket.batch,
+                    ticket.turn,
+                )
                 # each server counts its workers from 0
                 batch.stats["worker"] = (fetcher.connection.rank, batch.stats.get("worker", 0))
                 received = Received(ticket, message, batch.stats)

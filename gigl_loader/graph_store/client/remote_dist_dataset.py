@@ -23,11 +23,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     plain_edge_type,
 )
-from gigl_loader.errors import (
-    ConfigError,
-    PeerTimeoutError,
-    UsageError,
-)
+from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.graph_store.client.compute_process import current_cluster
 from gigl_loader.graph_store.client.row_requests import StoreLookup
 from gigl_loader.graph_store.wire.info import GraphStoreInfo
@@ -217,11 +213,13 @@ class RemoteDistDataset:
         """
         parts = {
             server: HeldPart(
-                server=server, count=0, split=getattr(seeds, "split", None),
+                server=server,
+                count=0,
+                split=getattr(seeds, "split", None),
                 path=getattr(seeds, "node_path", None),
             )
             for server, seeds in by_server.items()
-        }  # fmt: skip
+        }
         each = {server: {"part": part, "node_type": node_type} for server, part in parts.items()}
         counts = self._ask_each("get_num_seeds", each)
         return {
@@ -264,14 +262,25 @@ class RemoteDistDataset:
         if supervision_edge_type is not None:
             supervision_edge_type = plain_edge_type(supervision_edge_type)
         return self._fetch_shares(
-            "get_ablp_input", NodeIdsRequest(split=split, node_type=anchor_node_type), rank,
-            world_size, _nodes_of, ABLPInputNodes.cut, supervision_edge_type=supervision_edge_type,
-        )  # fmt: skip
+            "get_ablp_input",
+            NodeIdsRequest(split=split, node_type=anchor_node_type),
+            rank,
+            world_size,
+            _nodes_of,
+            ABLPInputNodes.cut,
+            supervision_edge_type=supervision_edge_type,
+        )
 
     def _fetch_shares(
-        self, name: str, request: NodeIdsRequest, rank: int | None, world_size: int | None,
-        read: Callable[[Any], T], cut: Callable[[T, Share], T], **more: Any,
-    ) -> dict[int, T]:  # fmt: skip
+        self,
+        name: str,
+        request: NodeIdsRequest,
+        rank: int | None,
+        world_size: int | None,
+        read: Callable[[Any], T],
+        cut: Callable[[T, Share], T],
+        **more: Any,
+    ) -> dict[int, T]:
         """Return a rank's share of each server's values.
 
         Args:

@@ -225,7 +225,7 @@ class RemoteSource:
         leaders = {sharing.ranks[0] for sharing in terms.sharing}
         outcomes = decide_with_ranks(
             made_here, world_size, Outcome, partial(merge_outcomes, leaders), Outcomes
-        )  # fmt: skip
+        )
         if outcome is None:
             outcome = outcomes.producers.get(leader)
         self._adopt(outcome, outcomes.failure_on(self._cluster.rank, outcome), ranks, options)
@@ -314,9 +314,13 @@ class RemoteSource:
             # can be filled while one is taken
             room = max(2, self._options.prefetch_size * max(1, len(self._active)))
             self._rows = FillingChannel(
-                self._cluster, options.cache, room, options.timeout_s, self._pin_memory,
+                self._cluster,
+                options.cache,
+                room,
+                options.timeout_s,
+                self._pin_memory,
                 self._machine_rows,
-            )  # fmt: skip
+            )
         return self._rows
 
     def _own_share(self) -> OwnBatches:
@@ -429,9 +433,7 @@ class RemoteSource:
         if limit <= 0 or not self._producers.caused_by_lost_server(error):
             raise error
         _log.warning(
-            "%s (the epoch continues with a replica, or if it is back within %.0f s)",
-            error,
-            limit,
+            "%s (the epoch continues with a replica, or if it is back within %.0f s)", error, limit
         )
         # the limit holds for each absence, as further servers may be lost during the attempts
         absences = self._absences = self._absences or self._new_absences()

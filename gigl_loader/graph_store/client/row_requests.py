@@ -370,9 +370,12 @@ class RowRequests:
             # sent in this thread and in order, so that all servers work while it waits for the
             # responses
             reply = self._caller(connection).ask(
-                call.name, call.ask({"request": request.map(PackedInts.of)}), call.response,
-                into=into_array(out), timeout_s=self._timeout_s,
-            )  # fmt: skip
+                call.name,
+                call.ask({"request": request.map(PackedInts.of)}),
+                call.response,
+                into=into_array(out),
+                timeout_s=self._timeout_s,
+            )
         except GiglLoaderError as error:
             raise connection.note_failure(error) from error
 

@@ -48,9 +48,11 @@ _LOOK_S = 0.5
 
 
 _MAY_CHANGE = (
-    EndReason.REFUSED_CERTIFICATE, EndReason.REFUSED_SERVICE, EndReason.REFUSED_BUSY,
+    EndReason.REFUSED_CERTIFICATE,
+    EndReason.REFUSED_SERVICE,
+    EndReason.REFUSED_BUSY,
     EndReason.REFUSED_SLOW,
-)  # fmt: skip
+)
 """Refusals that may end: certificates are renewed on one machine after the other, and a proxy or
 another program may listen while a server restarts."""
 
@@ -127,9 +129,18 @@ class Cluster:
 
     @classmethod
     def join(
-        cls, host: str, port: int, *, job_name: str, rank: int, world_size: int, num_servers: int,
-        security: Security, timeout_s: float, patience_s: float = PATIENCE_S,
-    ) -> "Cluster":  # fmt: skip
+        cls,
+        host: str,
+        port: int,
+        *,
+        job_name: str,
+        rank: int,
+        world_size: int,
+        num_servers: int,
+        security: Security,
+        timeout_s: float,
+        patience_s: float = PATIENCE_S,
+    ) -> "Cluster":
         """Join at server 0; return when all compute processes and servers are there.
 
         Args:
@@ -152,9 +163,13 @@ class Cluster:
         me, session = f"compute process {rank}", secrets.token_hex(16)
         progress = WaitReport(me, deadline)
         join = Join(
-            role=Role.CLIENT, rank=rank, num_servers=num_servers, world_size=world_size,
-            job_name=job_name, process=secrets.token_hex(16),
-        )  # fmt: skip
+            role=Role.CLIENT,
+            rank=rank,
+            num_servers=num_servers,
+            world_size=world_size,
+            job_name=job_name,
+            process=secrets.token_hex(16),
+        )
         first = ServerConnection(0, (host, port), security, me, session, patience_s)
         try:
             first.enter(join, deadline, progress)
@@ -185,9 +200,15 @@ class Cluster:
         """Return a new connection that is not up yet."""
         first = self.connections[0]
         connection = ServerConnection(
-            rank, self._address_of(rank), self._security, first.own_name, self._session,
-            self._patience_s, self._join, lambda: self._is_elsewhere(rank),
-        )  # fmt: skip
+            rank,
+            self._address_of(rank),
+            self._security,
+            first.own_name,
+            self._session,
+            self._patience_s,
+            self._join,
+            lambda: self._is_elsewhere(rank),
+        )
         # `close` may have closed the others already, and would miss this one
         if self.closed:
             connection.close()
@@ -430,8 +451,10 @@ class Cluster:
                 # a restarted server 0 must learn of the others first: it sends addresses
                 # afterwards
                 lambda news: bool(news.addresses) if rank == 0 else news.number > 0,
-                now + _ATTEMPT_S, _ATTEMPT_S, progress,
-            )  # fmt: skip
+                now + _ATTEMPT_S,
+                _ATTEMPT_S,
+                progress,
+            )
             if said.server != rank:  # another server has its port now
                 raise ServerDiedError(f"{former.name} is now storage server {said.server}")
         except BaseException:
@@ -442,17 +465,23 @@ class Cluster:
     # -- requests that survive -----------------------------------------------------------------
 
     def ask_each(
-        self, name: str, requests: Mapping[int, dict[str, Any]], timeout_s: float,
+        self,
+        name: str,
+        requests: Mapping[int, dict[str, Any]],
+        timeout_s: float,
         reconnect_s: float,
-    ) -> dict[int, Any]:  # fmt: skip
+    ) -> dict[int, Any]:
         """Call a method of several servers at once, as `ask_all` does; return results by server."""
         results = self.ask_all(name, list(requests.items()), timeout_s, reconnect_s)
         return dict(zip(requests, results, strict=True))
 
     def ask_all(
-        self, name: str, requests: Sequence[tuple[int, dict[str, Any]]], timeout_s: float,
+        self,
+        name: str,
+        requests: Sequence[tuple[int, dict[str, Any]]],
+        timeout_s: float,
         reconnect_s: float,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         """Make several calls of servers at once; replicas respond for lost servers.
 
         A request is repeated if its server is lost, so the method must allow that.
@@ -499,9 +528,12 @@ class Cluster:
         return self._holders
 
     def _ask_those_up(
-        self, name: str, requests: Sequence[tuple[int, dict[str, Any]]], timeout_s: float,
+        self,
+        name: str,
+        requests: Sequence[tuple[int, dict[str, Any]]],
+        timeout_s: float,
         results: dict[int, Any],
-    ) -> GiglLoaderError | None:  # fmt: skip
+    ) -> GiglLoaderError | None:
         """Put missing responses into ``results``; return an error if some servers are lost."""
         asked: dict[int, tuple[ServerConnection, Future[Any]]] = {}
         lost = self.lost

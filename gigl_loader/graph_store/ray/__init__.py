@@ -1,5 +1,7 @@
 """The storage cluster on Ray: Ray places and restarts servers; batches do not go through it.
 
+Face: its public names. Must not know: batches.
+
 Names are listed in ``__init__.pyi`` and imported when they are first used, and nothing of this
 package needs Ray to be imported.
 """

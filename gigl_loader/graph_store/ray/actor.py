@@ -125,9 +125,10 @@ class StorageServer:
         # "" instead of None for a missing value: None would read this actor's environment
         environment = options.environment
         self._security = Security.resolve(
-            environment.get(TLS_DIR_VARIABLE, ""), environment.get(TOKEN_VARIABLE, ""),
+            environment.get(TLS_DIR_VARIABLE, ""),
+            environment.get(TOKEN_VARIABLE, ""),
             bool(environment.get(INSECURE_VARIABLE)),
-        )  # fmt: skip
+        )
         # No lock: the thread below writes, and the actor's methods read, single values.
         self._stopping = threading.Event()
         self._child: subprocess.Popen[str] | None = None
@@ -149,11 +150,17 @@ class StorageServer:
         """
         child = self._child
         return {
-            "state": self._state, "served": self._served, "restarts": self._restarts,
-            "generation": self._generation, "pid": None if child is None else child.pid,
-            "node": platform.node(), "watcher_pid": os.getpid(), "why": self._why,
-            "last_log": self._last_log, "status": self._status,
-        }  # fmt: skip
+            "state": self._state,
+            "served": self._served,
+            "restarts": self._restarts,
+            "generation": self._generation,
+            "pid": None if child is None else child.pid,
+            "node": platform.node(),
+            "watcher_pid": os.getpid(),
+            "why": self._why,
+            "last_log": self._last_log,
+            "status": self._status,
+        }
 
     def stop(self) -> None:
         """End the server in good order; return when it is gone. Idempotent."""
@@ -198,11 +205,16 @@ class StorageServer:
         options = self._options
         host, port = options.master
         argv = [
-            f"--root={options.root}", f"--rank={options.rank}", f"--master-port={port}",
-            f"--num-servers={options.num_servers}", f"--master-addr={host}",
-            f"--host={self._own_address}", f"--port={options.port}", "--num-jobs=0",
+            f"--root={options.root}",
+            f"--rank={options.rank}",
+            f"--master-port={port}",
+            f"--num-servers={options.num_servers}",
+            f"--master-addr={host}",
+            f"--host={self._own_address}",
+            f"--port={options.port}",
+            "--num-jobs=0",
             *options.arguments,
-        ]  # fmt: skip
+        ]
         # The actor's inherited settings are removed if others are given: certificates and
         # `insecure` together are refused.
         unset = (TLS_DIR_VARIABLE, TOKEN_VARIABLE, INSECURE_VARIABLE)
@@ -213,14 +225,19 @@ class StorageServer:
         self._generation = time.time_ns() // 1000
         self._child = subprocess.Popen(
             [*self._options.command, str(os.getpid()), *argv],
-            env={**inherited, **options.environment}, stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True, errors="replace",
-        )  # fmt: skip
+            env={**inherited, **options.environment},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
         # always read, as a server whose pipe is full would stop in the middle of a log line
         reader = new_thread(
-            target=self._read, args=(self._child,), name="log of the server",
+            target=self._read,
+            args=(self._child,),
+            name="log of the server",
             on_death=nothing_hangs_on_it,
-        )  # fmt: skip
+        )
         reader.start()
         if self._stopping.is_set():  # `stop` may not have seen this child
             self._child.terminate()
@@ -370,10 +387,15 @@ class Watchdog:
     """
 
     def __init__(
-        self, servers: Sequence[Actor], *, interval_s: float, timeout_s: float,
-        lost_after_s: float, num_partitions: int | None = None,
+        self,
+        servers: Sequence[Actor],
+        *,
+        interval_s: float,
+        timeout_s: float,
+        lost_after_s: float,
+        num_partitions: int | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._interval_s, self._timeout_s, self._lost_after_s = interval_s, timeout_s, lost_after_s
         self._clock = clock
         self._servers = [_Server(actor, clock()) for actor in servers]

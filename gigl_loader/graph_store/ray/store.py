@@ -43,9 +43,13 @@ class GraphStore:
     """
 
     def __init__(
-        self, servers: Sequence[Actor], group: Any, watchdog: Watchdog,
-        cluster_info: GraphStoreInfo, environment: Mapping[str, str],
-    ) -> None:  # fmt: skip
+        self,
+        servers: Sequence[Actor],
+        group: Any,
+        watchdog: Watchdog,
+        cluster_info: GraphStoreInfo,
+        environment: Mapping[str, str],
+    ) -> None:
         self._servers, self._group, self._watchdog = servers, group, watchdog
         self.cluster_info = cluster_info
         """Addresses of the servers, for ``init_compute_process`` and ``RemoteDistDataset``.
@@ -192,16 +196,25 @@ def start_graph_store(
         addresses = _find_addresses(group, total, deadline)
         for rank in range(total):
             options = ServerOptions(
-                rank=rank, num_servers=total, root=str(root), master=addresses[0],
-                port=addresses[rank][1], environment=environment, max_restarts=max_restarts,
+                rank=rank,
+                num_servers=total,
+                root=str(root),
+                master=addresses[0],
+                port=addresses[rank][1],
+                environment=environment,
+                max_restarts=max_restarts,
                 arguments=(
-                    f"--network-timeout={network_timeout}", f"--timeout={start_timeout}",
-                    f"--reconnect-timeout={reconnect_timeout}", f"--edges={edges}",
-                    f"--max-jobs={max_jobs}", *(f"--channel-memory={size}" for size in most),
+                    f"--network-timeout={network_timeout}",
+                    f"--timeout={start_timeout}",
+                    f"--reconnect-timeout={reconnect_timeout}",
+                    f"--edges={edges}",
+                    f"--max-jobs={max_jobs}",
+                    *(f"--channel-memory={size}" for size in most),
                     *(f"--allow-samplers={prefix}" for prefix in allow_samplers),
                 ),
-                health_timeout_s=health_timeout, load_timeout_s=start_timeout,
-            )  # fmt: skip
+                health_timeout_s=health_timeout,
+                load_timeout_s=start_timeout,
+            )
             how = _scheduled(group, rank, num_cpus=cpus_per_server)
             # Retries send a request again to the actor that Ray starts for a lost one. Several
             # calls at once, so that `health` responds while `stop` waits for the server to end.
@@ -212,9 +225,12 @@ def start_graph_store(
             )
             servers.append(Actor(actor, group))
         watchdog = Watchdog(
-            servers, interval_s=_INTERVAL_S, timeout_s=health_timeout,
-            lost_after_s=reconnect_timeout, num_partitions=num_servers,
-        )  # fmt: skip
+            servers,
+            interval_s=_INTERVAL_S,
+            timeout_s=health_timeout,
+            lost_after_s=reconnect_timeout,
+            num_partitions=num_servers,
+        )
         watchdog.start()
         watchdog.wait_until_all_serve(deadline, start_timeout)
     # on Ctrl-C too, as actors and their places outlast this call
@@ -242,9 +258,10 @@ def _check(num_servers: int, replicas: int, cpus: float, max_restarts: int) -> N
 
 def _check_times(health_timeout: float, reconnect_timeout: float, start_timeout: float) -> None:
     given = {
-        "health_timeout": health_timeout, "reconnect_timeout": reconnect_timeout,
+        "health_timeout": health_timeout,
+        "reconnect_timeout": reconnect_timeout,
         "start_timeout": start_timeout,
-    }  # fmt: skip
+    }
     for name, value in given.items():
         if not 0 < value < math.inf:
             raise ConfigError(f"{name} must be a finite number of seconds > 0, got {value}")

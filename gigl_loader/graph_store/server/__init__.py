@@ -1,1 +1,5 @@
-"""A storage server: its partition, its producers, and the processes that are present."""
+"""A storage server: its partition, its producers, the processes that are present, its jobs.
+
+Face: `storage_process`, `service`.
+Must not know: `client`.
+"""

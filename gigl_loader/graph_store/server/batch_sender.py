@@ -125,8 +125,10 @@ def _poison(leases: Iterable[_Lease]) -> None:
 
 def _follows(request: FetchRequest, other: FetchRequest) -> bool:
     same = (request.producer_id, request.consumer, request.attempt) == (
-        other.producer_id, other.consumer, other.attempt,
-    )  # fmt: skip
+        other.producer_id,
+        other.consumer,
+        other.attempt,
+    )
     # fetches that are not counted are GLT's, and never repeated
     if not same or request.fetches_before is None or other.fetches_before is None:
         return False

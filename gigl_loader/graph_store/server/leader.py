@@ -92,9 +92,14 @@ class LeaderLink:
         host, port = address or self._target
         what = _NAME if address is None else f"the storage server at {host}:{port}"
         return Caller(
-            host, port, self._security, self._name, patience_s=self._patience_s, what=what,
+            host,
+            port,
+            self._security,
+            self._name,
+            patience_s=self._patience_s,
+            what=what,
             incarnation=incarnation,
-        )  # fmt: skip
+        )
 
     def renew(self, deadline: float) -> None:
         """Reconnect to server 0, which may have been restarted.
@@ -120,11 +125,13 @@ class LeaderLink:
     def start(self, server: Follower, rejoin_s: float) -> None:
         """Follow server 0 in a thread; see `follow`."""
         new_thread(
-            target=self.keep_joined, args=(server, rejoin_s), name="watch server 0",
+            target=self.keep_joined,
+            args=(server, rejoin_s),
+            name="watch server 0",
             on_death=lambda error: server.lose(
                 f"storage server 0 is no longer heard: {type(error).__name__}: {error}"
             ),
-        ).start()  # fmt: skip
+        ).start()
 
     def keep_joined(self, server: Follower, rejoin_s: float) -> None:
         """Join, receive news, and join again, until this server or its cluster ends.

@@ -172,8 +172,11 @@ class PartitionAnswers(GLTAnswers):
         # cut here, not by the receiver: one hub among the anchors would make the whole table as
         # wide as its labels
         most = self.dataset.max_labels_per_anchor_node
-        labels = {name: padded_rows(adjacency[name], anchors, most) for name in (positive, negative)
-                  if name in adjacency}  # fmt: skip
+        labels = {
+            name: padded_rows(adjacency[name], anchors, most)
+            for name in (positive, negative)
+            if name in adjacency
+        }
         negatives = {negative: labels[negative]} if negative in labels else None
         return anchor_type, anchors, {positive: labels[positive]}, negatives
 

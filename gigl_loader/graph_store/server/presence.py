@@ -66,9 +66,15 @@ class Presence:
     """
 
     def __init__(
-        self, server: StorageService, security: Security, num_jobs: int | None, max_jobs: int,
-        leader: LeaderLink | None, patience_s: float, rejoin_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        server: StorageService,
+        security: Security,
+        num_jobs: int | None,
+        max_jobs: int,
+        leader: LeaderLink | None,
+        patience_s: float,
+        rejoin_s: float,
+    ) -> None:
         self.server, self._rejoin_s = server, rejoin_s
         # a client reconnects as soon as it knows that the former server process has ended; if the
         # network is silent, it knows that after its patience
@@ -122,11 +128,17 @@ class Presence:
     def join(self) -> Join:
         """Return this server's description for server 0."""
         return Join(
-            role=Role.SERVER, rank=self.server.server_rank, num_servers=self.server.num_servers,
-            address=self.address, incarnation=self.incarnation, process=self._process,
-            cluster=self.cluster, graph=self.graph, job=self._jobs.latest,
+            role=Role.SERVER,
+            rank=self.server.server_rank,
+            num_servers=self.server.num_servers,
+            address=self.address,
+            incarnation=self.incarnation,
+            process=self._process,
+            cluster=self.cluster,
+            graph=self.graph,
+            job=self._jobs.latest,
             jobs_served=self.jobs_served,
-        )  # fmt: skip
+        )
 
     def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
         self._free_former(request, peer)
@@ -304,9 +316,12 @@ class Presence:
         if where is None:
             return
         about = {
-            "addresses": Addresses.of(where[0]), "incarnations": where[1],
-            "away": tuple(self._servers_known.away), "cluster": self.cluster, "graph": self.graph,
-        }  # fmt: skip
+            "addresses": Addresses.of(where[0]),
+            "incarnations": where[1],
+            "away": tuple(self._servers_known.away),
+            "cluster": self.cluster,
+            "graph": self.graph,
+        }
         for member in members or self._attendance.members.values():
             if member.join.role is Role.SERVER:
                 member.tell(**about)
@@ -337,10 +352,16 @@ class Presence:
             more = {"stopped": self._stopped} if member.join.role is Role.SERVER else {}
             status = texts.get(member.join.job_name, "") if member.job is None else ""
             member.tell(
-                status=status, jobs_served=self.jobs_served, lost=lost, away=away,
-                server=self.server.server_rank, incarnation=self.incarnation,
-                num_partitions=self.server.num_partitions, missing=never_came, **more,
-            )  # fmt: skip
+                status=status,
+                jobs_served=self.jobs_served,
+                lost=lost,
+                away=away,
+                server=self.server.server_rank,
+                incarnation=self.incarnation,
+                num_partitions=self.server.num_partitions,
+                missing=never_came,
+                **more,
+            )
 
     # -- leaving ----------------------------------------------------------------------------------
 
@@ -519,14 +540,18 @@ class Presence:
             self.lose(given_up)
         for member in overdue:  # in threads, as their workers may take long to end
             new_thread(
-                target=self._note_departure, args=(member,), name=f"end of {member.name}",
+                target=self._note_departure,
+                args=(member,),
+                name=f"end of {member.name}",
                 on_death=nothing_hangs_on_it,
-            ).start()  # fmt: skip
+            ).start()
         for session in visits:
             new_thread(
-                target=self._end_visit, args=(session,), name=f"end of {Visitor(session)}",
+                target=self._end_visit,
+                args=(session,),
+                name=f"end of {Visitor(session)}",
                 on_death=nothing_hangs_on_it,
-            ).start()  # fmt: skip
+            ).start()
 
     # -- towards server 0 -------------------------------------------------------------------------
 
@@ -540,9 +565,11 @@ class Presence:
             members = [m for m in self._attendance.members.values() if m.job in fresh]
         if members:  # in a thread: the next news must not wait for them
             new_thread(
-                target=self._dismiss, args=(members,), name="end of a stopped job",
+                target=self._dismiss,
+                args=(members,),
+                name="end of a stopped job",
                 on_death=nothing_hangs_on_it,
-            ).start()  # fmt: skip
+            ).start()
         if news.lost is not None or news.refused is not None:
             self.lose(news.lost or news.refused or "")
 

@@ -154,9 +154,11 @@ class StorageService(PartitionAnswers, DistServer):
             check_leave(options, self._allowed, self.server_rank)
         # worker keys belong to a job: two jobs at a time may use the same one
         entry, is_first = self._entries.take(
-            scope_of(client), worker_options.worker_key, _name_of(request),
+            scope_of(client),
+            worker_options.worker_key,
+            _name_of(request),
             self._taking_part(request),
-        )  # fmt: skip
+        )
         if not is_first:
             # to join the others, to start the workers and to connect them: each usually takes at
             # most `timeout_s`
@@ -184,9 +186,14 @@ class StorageService(PartitionAnswers, DistServer):
         return entry.id
 
     def _start(
-        self, entry: ProducerEntry, sampler_input: NodeSamplerInput, config: SamplingConfig,
-        options: Any, sampler_options: SamplerOptions | None, request: ProducerRequest,
-    ) -> SharedProducer:  # fmt: skip
+        self,
+        entry: ProducerEntry,
+        sampler_input: NodeSamplerInput,
+        config: SamplingConfig,
+        options: Any,
+        sampler_options: SamplerOptions | None,
+        request: ProducerRequest,
+    ) -> SharedProducer:
         rendezvous, client = self._rendezvous(request), caller.get()
         clients: Sequence[Hashable] = [client]
         if request.client_ranks:
@@ -205,10 +212,15 @@ class StorageService(PartitionAnswers, DistServer):
             capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
             memory = ServerMemory(capacity)
             producer = DistSamplingProducer(
-                self.dataset.weighted_by(request.source_options.weight_attr), sampler_input, config,
-                options, memory, sampler_options, source_options=request.source_options,
+                self.dataset.weighted_by(request.source_options.weight_attr),
+                sampler_input,
+                config,
+                options,
+                memory,
+                sampler_options,
+                source_options=request.source_options,
                 turns=(self._sampling, scope_of(client)),
-            )  # fmt: skip
+            )
         except BaseException as error:  # told, as the other servers wait for this one
             if rendezvous is not None:
                 rendezvous.fail(f"{type(error).__name__}: {error}")
@@ -217,14 +229,21 @@ class StorageService(PartitionAnswers, DistServer):
         producer.init(rendezvous, self._security)
         key = options.worker_key or f"producer {entry.id}"
         return SharedProducer(
-            key, producer, memory, request, clients, size,
+            key,
+            producer,
+            memory,
+            request,
+            clients,
+            size,
             count=partial(self._counts.add, job=_job_of(client), producer=entry.id),
-        )  # fmt: skip
+        )
 
     def _whole_input(
-        self, sampler_input: NodeSamplerInput, rendezvous: Rendezvous | None,
+        self,
+        sampler_input: NodeSamplerInput,
+        rendezvous: Rendezvous | None,
         request: ProducerRequest,
-    ) -> NodeSamplerInput:  # fmt: skip
+    ) -> NodeSamplerInput:
         """Return the input with the ids that the servers read, which they tell each other."""
         if not isinstance(sampler_input, HeldSeeds):
             return sampler_input
@@ -270,9 +289,11 @@ class StorageService(PartitionAnswers, DistServer):
         # no other server knows a producer without a name; on the first server, consumers end it
         if entry.name and self.meet is not None and self.server_rank != entry.servers[0]:
             new_thread(
-                target=self._end_with_host, args=(entry,), name=f"end of {entry.id}",
+                target=self._end_with_host,
+                args=(entry,),
+                name=f"end of {entry.id}",
                 on_death=lambda _: self._end(entry.id),
-            ).start()  # fmt: skip
+            ).start()
         # `close` ends the producers that are up, but this one came up after that
         if self._entries.closed:
             shared.close(0.0)
@@ -491,9 +512,11 @@ class StorageService(PartitionAnswers, DistServer):
         }
 
     def _jobs(
-        self, ranks: dict[str, list[int]], shared: dict[int, SharedProducer],
+        self,
+        ranks: dict[str, list[int]],
+        shared: dict[int, SharedProducer],
         states: dict[int, dict[str, Any]],
-    ) -> dict[str, dict[str, Any]]:  # fmt: skip
+    ) -> dict[str, dict[str, Any]]:
         """Return the state of each job by name, and under an empty one that of other clients."""
         numbers: dict[str, list[int]] = {name: [] for name in ("", *ranks)}
         for number, producer in shared.items():
@@ -544,11 +567,13 @@ def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) ->
     """Make all ``calls``, each in a thread, as a producer's end may wait for other servers."""
     threads = [
         new_thread(
-            target=function, args=args, name=f"{function.__name__} {args}",
+            target=function,
+            args=args,
+            name=f"{function.__name__} {args}",
             on_death=nothing_hangs_on_it,
         )
         for args in calls
-    ]  # fmt: skip
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

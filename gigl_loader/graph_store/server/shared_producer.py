@@ -146,14 +146,15 @@ class SharedProducer:
         self._fatal: GiglLoaderError | None = None
         self._closing = False
         self._thread = new_thread(
-            target=self._pump_all, name=f"pump {key}",
+            target=self._pump_all,
+            name=f"pump {key}",
             on_death=lambda error: self._fail(
                 PeerError(
                     f"producer {key!r}: the thread that takes its workers' batches ended by "
                     f"{type(error).__name__}: {error}; see the server's log, and build a new loader"
                 )
             ),
-        )  # fmt: skip
+        )
         self._thread.start()
 
     # -- consumers ------------------------------------------------------------------------------

@@ -100,10 +100,17 @@ class Endpoint(Presence):
         if server.num_servers > 1:
             server.meet = self._meet
         self._listener = Listener(
-            host, port, security, self._table(), f"storage server {server.server_rank}",
-            on_peer=self._came, on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
-            silence_s=patience_s, party_of=lambda peer: scope_of(self._client_of(peer)),
-        )  # fmt: skip
+            host,
+            port,
+            security,
+            self._table(),
+            f"storage server {server.server_rank}",
+            on_peer=self._came,
+            on_end=self._ended,
+            max_ask_bytes=_MOST_INPUT_BYTES,
+            silence_s=patience_s,
+            party_of=lambda peer: scope_of(self._client_of(peer)),
+        )
         self._listens(self._listener.address, self._listener.incarnation)
 
     def start(self) -> None:
@@ -459,10 +466,15 @@ def init_storage_process(
     refuse_unspecified(address)
     # `for_workers`, as each of them would make its own certificate otherwise
     server = StorageService(
-        held, storage_rank, num_servers, address, security=security.for_workers(),
-        allow_samplers=allow_samplers, allow_seed_files=allow_seed_files,
+        held,
+        storage_rank,
+        num_servers,
+        address,
+        security=security.for_workers(),
+        allow_samplers=allow_samplers,
+        allow_seed_files=allow_seed_files,
         channel_memory=most_bytes,
-    )  # fmt: skip
+    )
     name = f"storage server {storage_rank}"
     leader = None
     if storage_rank > 0:
@@ -470,9 +482,16 @@ def init_storage_process(
     # It takes its port now but admits nobody before `start`: a taken address is known at
     # once, and an early client waits where it will be served.
     endpoint = Endpoint(
-        server, address, master_port if storage_rank == 0 else port or 0, security, num_jobs,
-        leader, network_timeout, reconnect_timeout, max_jobs,
-    )  # fmt: skip
+        server,
+        address,
+        master_port if storage_rank == 0 else port or 0,
+        security,
+        num_jobs,
+        leader,
+        network_timeout,
+        reconnect_timeout,
+        max_jobs,
+    )
     know(server=storage_rank)
     metrics = None
     try:
@@ -489,11 +508,12 @@ def init_storage_process(
             # joins would take a closed port for the loss of server 0.
             progress = WaitReport(name, deadline := time.monotonic() + timeout)
             leader.caller.connect(
-                deadline, lambda why: progress.say(
+                deadline,
+                lambda why: progress.say(
                     f"storage server 0 at {master}:{master_port}"
                     + (f" ({why})" if "has no address" in why else "")
                 ),
-            )  # fmt: skip
+            )
     except BaseException:
         # a caller that catches the error may retry in this process, so the port must be free
         StorageProcess(server, endpoint, metrics).close()

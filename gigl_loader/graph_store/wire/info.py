@@ -96,10 +96,7 @@ class GraphStoreInfo:
             host, port = split_address(address)
         compute = compute_addr or os.environ.get("MASTER_ADDR", "127.0.0.1")
         group_port = _figure("compute_port", compute_port, "MASTER_PORT", least="29501")
-        return cls(
-            *figures, compute, host, compute, 0, 0, group_port,
-            _figure("rpc_port", port), 0,
-        )  # fmt: skip
+        return cls(*figures, compute, host, compute, 0, 0, group_port, _figure("rpc_port", port), 0)
 
     @classmethod
     def _agreed(cls, storage: int, compute: int, per_compute: int) -> "GraphStoreInfo":
@@ -116,9 +113,18 @@ class GraphStoreInfo:
         everyone = gather_from_ranks((address, free_ports(3, address)), size, tuple[str, list[int]])
         (master, ports), (first, others) = everyone[0], everyone[compute]
         return cls(
-            storage, compute, per_compute, master, first, master,
-            ports[0], others[0], ports[1], others[1], others[2],
-        )  # fmt: skip
+            storage,
+            compute,
+            per_compute,
+            master,
+            first,
+            master,
+            ports[0],
+            others[0],
+            ports[1],
+            others[1],
+            others[2],
+        )
 
     @property
     def num_cluster_nodes(self) -> int:

@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gigl_loader.dataset.identity import GraphIdentity
-from gigl_loader.errors import (
-    ConfigError,
-    GiglLoaderError,
-)
+from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.graph_store.wire.requests import NOBODY, NOWHERE, Addresses, Runs
 from gigl_loader.runtime.transport import Caller
 

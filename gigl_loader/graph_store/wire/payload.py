@@ -15,12 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.batch.message import (
-    ATTRIBUTE,
-    EDGE_ROWS,
-    NODE_ROWS,
-    SampleMessage,
-)
+from gigl_loader.batch.message import ATTRIBUTE, EDGE_ROWS, NODE_ROWS, SampleMessage
 from gigl_loader.batch.slots import Layout
 from gigl_loader.errors import ProtocolError
 from gigl_loader.runtime.memory import segments

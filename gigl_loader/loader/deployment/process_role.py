@@ -36,7 +36,8 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
     parts = {
         "dataset": (hasattr(dataset, "fetch_node_ids"), hasattr(dataset, "partition_idx")),
         "sampler_input": (
-            isinstance(sampler_input, list), isinstance(sampler_input, NodeSamplerInput)
+            isinstance(sampler_input, list),
+            isinstance(sampler_input, NodeSamplerInput),
         ),
         "worker_options": (
             isinstance(worker_options, RemoteDistSamplingWorkerOptions),
@@ -49,7 +50,7 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
             producer is None or (callable(producer) and not isinstance(producer, type)),
             isinstance(producer, (DistSamplingProducer, InProcessSource)),
         ),
-    }  # fmt: skip
+    }
     for column, is_remote in enumerate((True, False)):
         if all(fits[column] for fits in parts.values()):
             return is_remote

@@ -1,1 +1,5 @@
-"""One pass over the batches, and how it is resumed."""
+"""One pass over the batches: counted, and resumed from a state or a checkpoint.
+
+Face: `iterator`, `epoch`, `checkpoints`.
+Must not know: which source serves it.
+"""

@@ -191,9 +191,11 @@ class LoaderStats(BatchCounts):
     def reset(self) -> None:
         """Begin to count now."""
         now = LoaderStats(
-            restarts=self.restarts, restarts_before=sum(self.restarts.values()),
-            num_received=self.num_received, recorders=self.recorders,
-        )  # fmt: skip
+            restarts=self.restarts,
+            restarts_before=sum(self.restarts.values()),
+            num_received=self.num_received,
+            recorders=self.recorders,
+        )
         vars(self).update(vars(now))
 
     def timed(self, function: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
@@ -297,9 +299,8 @@ class LoaderStats(BatchCounts):
         return self.cached_rows / max(total, 1) if self.has_cache else None
 
     def _verdict(
-        self, elapsed: float, busy: dict[int, float], remote_bytes: int,
-        link_share: float | None,
-    ) -> str:  # fmt: skip
+        self, elapsed: float, busy: dict[int, float], remote_bytes: int, link_share: float | None
+    ) -> str:
         if not self.batches:
             return _NO_BATCH
         wait_share, transform_share = self.wait_s / elapsed, self.transform_s / elapsed

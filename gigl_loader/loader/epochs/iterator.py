@@ -271,8 +271,10 @@ class Epochs:
             logger.warning(
                 "set_epoch(%d) drops the position of load_state_dict(), after %d batches of "
                 "epoch %d: begin the loop with loader.epoch",
-                epoch, self._progress.yielded, resumes_at,
-            )  # fmt: skip
+                epoch,
+                self._progress.yielded,
+                resumes_at,
+            )
         if epoch != resumes_at:
             self._resumed = self._started = False
         self.next_epoch = epoch

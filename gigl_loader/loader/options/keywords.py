@@ -31,11 +31,13 @@ def _parameters() -> dict[str, inspect.Parameter]:
     own = [one for one in fields(LoaderOptions) if one.name not in ("num_neighbors", "expansion")]
     return {
         one.name: inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default,
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=one.default,
             annotation=kinds[one.name],
         )
         for one in (*own, *fields(ExpansionOptions))
-    }  # fmt: skip
+    }
 
 
 KEYWORDS = _parameters()

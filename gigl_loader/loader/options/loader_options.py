@@ -165,8 +165,9 @@ class LoaderOptions:
     def of(cls, *, num_neighbors: NumNeighbors, **keywords: Unpack[AllKeywords]) -> "LoaderOptions":
         """Return the options that a constructor was given; each has its default if left out."""
         given: dict[str, Any] = {**keywords}
-        grown = {one.name: given.pop(one.name) for one in fields(ExpansionOptions)
-                 if one.name in given}  # fmt: skip
+        grown = {
+            one.name: given.pop(one.name) for one in fields(ExpansionOptions) if one.name in given
+        }
         if isinstance(given.get("sampler_options"), PPRSamplerOptions):
             # The push decides how far it goes, so no fanout was given. A list of one hop passes the
             # checks of fanouts, and becomes the edge types that may be walked.
@@ -298,9 +299,15 @@ class LoaderOptions:
     def sampling_config(self, schema: DatasetSchema) -> SamplingConfig:
         """Return GLT's config, for a dataset of this schema."""
         return create_sampling_config(
-            self.num_neighbors, schema, self.batch_size, bool(self.shuffle), self.drop_last,
-            self.is_weighted, self.with_edge, self.seed,
-        )  # fmt: skip
+            self.num_neighbors,
+            schema,
+            self.batch_size,
+            bool(self.shuffle),
+            self.drop_last,
+            self.is_weighted,
+            self.with_edge,
+            self.seed,
+        )
 
     def with_chosen_sampler(
         self, default: SamplerKind, schema: DatasetSchema, input_type: str | None

@@ -62,10 +62,14 @@ class Padding:
 
 
 def make_padding(
-    given: LoaderOptions, fanouts: Any, schema: DatasetSchema,
-    num_nodes: Mapping[NodeType, int], inputs: Sequence[Any], sampler: SamplerKind,
+    given: LoaderOptions,
+    fanouts: Any,
+    schema: DatasetSchema,
+    num_nodes: Mapping[NodeType, int],
+    inputs: Sequence[Any],
+    sampler: SamplerKind,
     world_size: int,
-) -> Padding | None:  # fmt: skip
+) -> Padding | None:
     """Return how batches are padded, as far as the user's options decide it; None: they are not.
 
     Args:
@@ -106,9 +110,13 @@ def make_padding(
             "the bound, or give pad=True"
         )
     return Padding(
-        shape=shape, larger=larger, may_split=may_split, layout=layout,
-        batch_size=given.batch_size, of_edges=of_edges,
-    )  # fmt: skip
+        shape=shape,
+        larger=larger,
+        may_split=may_split,
+        layout=layout,
+        batch_size=given.batch_size,
+        of_edges=of_edges,
+    )
 
 
 def _bound(pad: Any, graph: "_PaddedGraph", roots: "_Seeds", batch_size: int) -> PadShape | None:
@@ -152,10 +160,13 @@ def _check_least(shape: PadShape, graph: "_PaddedGraph", roots: "_Seeds") -> Non
     # them.
     again = {name: min(count, 1) if roots.repeat else 0 for name, count in roots.most(1).items()}
     for names, given, needed in (
-        ("nodes", shape.nodes, {n: c + again.get(graph.type_of(n), 0) for n, c in
-                                least.nodes.items()}),
+        (
+            "nodes",
+            shape.nodes,
+            {n: c + again.get(graph.type_of(n), 0) for n, c in least.nodes.items()},
+        ),
         ("edges", shape.edges, least.edges),
-    ):  # fmt: skip
+    ):
         small = {name: needed[name] for name, size in given.items() if size < needed[name]}  # type: ignore[index]
         if small:
             raise ConfigError(
@@ -172,9 +183,12 @@ class _PaddedGraph:
     """Types of a graph as batches name them, and the graph's bounds."""
 
     def __init__(
-        self, fanouts: Any, schema: DatasetSchema, num_nodes: Mapping[NodeType, int],
+        self,
+        fanouts: Any,
+        schema: DatasetSchema,
+        num_nodes: Mapping[NodeType, int],
         expansion: ExpansionOptions,
-    ) -> None:  # fmt: skip
+    ) -> None:
         labeled = schema.is_homogeneous_with_labeled_edge_type
         self.typed = schema.edge_types is not None and not labeled
         by_type = (
@@ -201,9 +215,13 @@ class _PaddedGraph:
         if widest:
             fanouts = {name: tuple(accumulate(hops, max)) for name, hops in fanouts.items()}
         return batch_bounds(
-            fanouts, roots, self._num_nodes, edge_dir=self._edge_dir, disjoint=self._disjoint,
+            fanouts,
+            roots,
+            self._num_nodes,
+            edge_dir=self._edge_dir,
+            disjoint=self._disjoint,
             roots_repeat=repeat,
-        )  # fmt: skip
+        )
 
     def shape(self, bounds: BatchBounds) -> PadShape:
         """Return the shape that fits everything within ``bounds``."""
@@ -273,11 +291,15 @@ class _Seeds:
         sampler, edge_type = self._sampler, self._sampler.edge_type
         if edge_type is None:
             return SeedLayout(
-                input_type=self._type if typed else None, supervision=sampler.supervision,
+                input_type=self._type if typed else None,
+                supervision=sampler.supervision,
                 typed=typed,
-            )  # fmt: skip
+            )
         src, _, dst = edge_type
         return SeedLayout(
-            input_type=src if typed else None, other_type=dst if typed else None, of_edges=True,
-            triplets=sampler.has_triplets, typed=typed,
-        )  # fmt: skip
+            input_type=src if typed else None,
+            other_type=dst if typed else None,
+            of_edges=True,
+            triplets=sampler.has_triplets,
+            typed=typed,
+        )

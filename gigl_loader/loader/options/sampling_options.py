@@ -11,12 +11,7 @@ from torch_geometric.sampler import NumNeighbors as PyGNumNeighbors
 
 from gigl_loader.batch.leases import ShmChannel
 from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.dataset.schema import (
-    DatasetSchema,
-    EdgeType,
-    is_label_edge_type,
-    plain_edge_type,
-)
+from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type, plain_edge_type
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.glt_classes import (
     Dataset,
@@ -347,10 +342,13 @@ def create_graph_store_worker_options(
     ``compute_rank``, which later versions of GiGL do not give, none is.
     """
     options = graph_store_options(
-        dataset=dataset, worker_key=worker_key, num_workers=num_workers,
-        worker_concurrency=worker_concurrency, channel_size=channel_size,
+        dataset=dataset,
+        worker_key=worker_key,
+        num_workers=num_workers,
+        worker_concurrency=worker_concurrency,
+        channel_size=channel_size,
         prefetch_size=prefetch_size,
-    )  # fmt: skip
+    )
     if compute_rank is None:
         return options
     # The group's figure, as `init_compute_process` takes it: without a group, asking for ports says

@@ -48,8 +48,9 @@ def log_slips(options: LoaderOptions, *, seeds: int, batch_size_left_out: bool) 
     if batch_size_left_out and options.batch_size == 1 and seeds > _MANY_SEEDS:
         logger.warning(
             "batch_size was left at 1, so these %d seeds are as many batches: give batch_size= "
-            "(by position, the fourth argument is num_workers)", seeds,
-        )  # fmt: skip
+            "(by position, the fourth argument is num_workers)",
+            seeds,
+        )
     if options.has_no_hop:
         logger.warning(
             "num_neighbors is empty: batches hold their seeds alone, without neighbours or edges"
@@ -68,8 +69,11 @@ def log_workers(num_workers: int, on_this_machine: int) -> None:
         ranks = "" if on_this_machine == 1 else f" on each of {on_this_machine} ranks"
         logger.warning(
             "num_workers=%d%s, and this machine has %d CPUs for them: they take turns, which is "
-            "slower than fewer workers", num_workers, ranks, cpus,
-        )  # fmt: skip
+            "slower than fewer workers",
+            num_workers,
+            ranks,
+            cpus,
+        )
 
 
 def local_seeds(data: DistDataset, given: NodeSamplerInput) -> str:

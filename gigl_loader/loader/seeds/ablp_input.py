@@ -73,8 +73,10 @@ def _one_input(
             # An empty column, `[anchors, 0]`, where another server has negatives of the type.
             found.extra[label_column(sign, edge_type)] = check_labels(
                 nothing if position == 1 and pair[position] is None else pair[position],
-                len(anchors), num_nodes[edge_type[2]], f"{where}.labels[{edge_type}][{position}]",
-            )  # fmt: skip
+                len(anchors),
+                num_nodes[edge_type[2]],
+                f"{where}.labels[{edge_type}][{position}]",
+            )
     return found
 
 

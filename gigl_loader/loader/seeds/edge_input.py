@@ -70,9 +70,8 @@ def edges_of_this_machine(data: DistDataset, given: Any, label: Any) -> SeedEdge
 
 
 def edges_by_server(
-    given: Any, label: Any, schema: DatasetSchema, num_nodes: Mapping[NodeType, int],
-    servers: range,
-) -> list[SeedEdges]:  # fmt: skip
+    given: Any, label: Any, schema: DatasetSchema, num_nodes: Mapping[NodeType, int], servers: range
+) -> list[SeedEdges]:
     """Return the seed edges of each storage server, empty ones included."""
     given, label = unpacked(given, label)
     edge_type, index = edge_type_of(given, schema)

@@ -46,9 +46,12 @@ class GroupSource:
 
     @classmethod
     def of(
-        cls, given: SeedGroups | None, input_type: NodeType | None, schema: DatasetSchema,
+        cls,
+        given: SeedGroups | None,
+        input_type: NodeType | None,
+        schema: DatasetSchema,
         num_nodes: Mapping[NodeType, int],
-    ) -> "GroupSource":  # fmt: skip
+    ) -> "GroupSource":
         """Return the source that a user names.
 
         Args:
@@ -119,8 +122,9 @@ class GroupSource:
             logger.warning(
                 'shuffle="groups" with groups_per_batch=%d does what shuffle=True does, since the '
                 "seeds are in %d groups: give seed_groups=, or partition with communities=N",
-                groups_per_batch, count,
-            )  # fmt: skip
+                groups_per_batch,
+                count,
+            )
         columns = groups.split([len(server_input) for server_input in inputs])
         for server_input, column in zip(inputs, columns, strict=True):
             extra = getattr(server_input, "extra", None) or {}

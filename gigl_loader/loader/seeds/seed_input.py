@@ -411,9 +411,12 @@ def share_input(
         seeds = SeedSummary(digest=digest([sampler_input.node, *extra.values()]))
     else:
         seeds = SeedSummary.of(
-            sampler_input.node, extra, runtime.world_size,
-            digest=digest([sampler_input.node, *extra.values()]), opened=_opened(),
-        )  # fmt: skip
+            sampler_input.node,
+            extra,
+            runtime.world_size,
+            digest=digest([sampler_input.node, *extra.values()]),
+            opened=_opened(),
+        )
     ranks = tell_ranks_of_input(runtime, replace(told, seeds=seeds))
     # The user's is the same on all of them. If each has drawn one, the first one's serves all: then
     # a rank can continue from the state of another.
@@ -508,8 +511,11 @@ def weighted_types(data: DistDataset) -> dict[EdgeType, bool]:
 def _check_same_weights(by_rank: list[Weighted]) -> None:
     """Raise `ConfigError` if partitions differ: a type would be drawn in two ways."""
     for edge_type in sorted({name for types in by_rank for name in types or ()}):
-        has = {rank: types[edge_type] for rank, types in enumerate(by_rank)
-               if types and edge_type in types}  # fmt: skip
+        has = {
+            rank: types[edge_type]
+            for rank, types in enumerate(by_rank)
+            if types and edge_type in types
+        }
         if len(set(has.values())) > 1:
             raise ConfigError(
                 f"with_weight=True, but edge type {edge_type} has weights on ranks "

@@ -132,8 +132,10 @@ def _graph_in(file: _Cursor) -> DglGraph:
     file.expect(_GRAPHS, "graph of DGL")
     version, kind, count = file.number(), file.number(), file.number()
     if (version, kind, count) != (2, 2, 1):
-        raise ValueError(f"it holds {count} graphs of kind {kind} in version {version}, not one "
-                         "of kind 2 in version 2")  # fmt: skip
+        raise ValueError(
+            f"it holds {count} graphs of kind {kind} in version {version}, not one "
+            "of kind 2 in version 2"
+        )
     file.position = 4096
     file.position = file.number()
     file.expect(_HETERO, "graph")

@@ -25,9 +25,7 @@ from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable
 from gigl_loader.runtime.memory.segments import Array
 
 _log = logging.getLogger(__name__)
-_ID, _PARTITION, _SPLIT, _SRC, _DST = (
-    " id", " partition", " split", " src", " dst",
-)  # fmt: skip
+_ID, _PARTITION, _SPLIT, _SRC, _DST = (" id", " partition", " split", " src", " dst")
 """Columns of our own; a name that begins with a space is no tensor's."""
 _MASKS = {"train_mask": "train", "val_mask": "val", "test_mask": "test"}
 
@@ -116,9 +114,14 @@ class _Tables:
         self._add(edge_type, folder / f"{k:04}.parquet", rows)
 
     def _kept_tensors(
-        self, key: Any, tensors: Mapping[str, Array], count: int, options: Sequence[str],
-        others: set[str], where: str,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        key: Any,
+        tensors: Mapping[str, Array],
+        count: int,
+        options: Sequence[str],
+        others: set[str],
+        where: str,
+    ) -> dict[str, Any]:
         """Return the tensors to keep: those of ``options`` and ``others``."""
         named = [self._names.get(option, ()) for option in options]
         chosen = {name for names in named for name in names}
@@ -126,8 +129,10 @@ class _Tables:
         for name, values in tensors.items():
             fits = values.ndim == 1 or (values.ndim == 2 and values.shape[1] > 0)
             if values.shape[:1] != (count,) or (name in chosen and not fits):
-                raise ConfigError(f"{where}: {name} has the shape {values.shape}; it must be "
-                                  f"[{count}] or [{count}, width]")  # fmt: skip
+                raise ConfigError(
+                    f"{where}: {name} has the shape {values.shape}; it must be "
+                    f"[{count}] or [{count}, width]"
+                )
             if name in chosen | others and fits:
                 rows[name] = values
         self._tensors |= {*tensors}
@@ -136,8 +141,9 @@ class _Tables:
             _log.warning(
                 "%s: %s left out: of edges, --edge-features, --weight and --edge-time are kept; of "
                 "nodes, tensors of one or two dimensions whose name an attribute may have",
-                where, ", ".join(left_out),
-            )  # fmt: skip
+                where,
+                ", ".join(left_out),
+            )
         for names in named:
             parts = [rows.pop(name) for name in names if name in rows]
             if parts:
@@ -154,8 +160,10 @@ class _Tables:
         """Return the tables."""
         given = {name for names in self._given.values() for name in names}
         if unknown := sorted(given - self._tensors):
-            raise ConfigError(f"{where} has no tensors {', '.join(unknown)}; it has "
-                              f"{', '.join(sorted(self._tensors))}")  # fmt: skip
+            raise ConfigError(
+                f"{where} has no tensors {', '.join(unknown)}; it has "
+                f"{', '.join(sorted(self._tensors))}"
+            )
         graph = ForeignGraph()
         for key, files in self._files.items():
             columns = self._columns[key]
@@ -164,14 +172,28 @@ class _Tables:
                 for option in (*OF_NODES, *OF_EDGES)
             )
             if isinstance(key, tuple):
-                graph.edges[key] = [EdgeTable(files, src=_SRC, dst=_DST, features=edge_features,
-                                              weight=weight, time=edge_time)]  # fmt: skip
+                graph.edges[key] = [
+                    EdgeTable(
+                        files,
+                        src=_SRC,
+                        dst=_DST,
+                        features=edge_features,
+                        weight=weight,
+                        time=edge_time,
+                    )
+                ]
                 continue
             own = {_ID, _PARTITION, _SPLIT, features, label, time}
             graph.nodes[key] = NodeTable(
-                files, id=_ID, partition=_PARTITION, features=features, label=label, time=time,
-                split=_SPLIT if _SPLIT in columns else None, attributes=sorted(columns - own),
-            )  # fmt: skip
+                files,
+                id=_ID,
+                partition=_PARTITION,
+                features=features,
+                label=label,
+                time=time,
+                split=_SPLIT if _SPLIT in columns else None,
+                attributes=sorted(columns - own),
+            )
         return graph
 
 
@@ -280,8 +302,11 @@ class _IdRanges:
             sizes = np.array([end - start for start, end in given], np.int64)
             self.starts[key] = np.concatenate([[0], np.cumsum(sizes)])
             # An empty range shares its start with the next, which a search would miss.
-            rows += [(start, end, number, first) for (start, end), first
-                     in zip(given, self.starts[key][:-1], strict=True) if end > start]  # fmt: skip
+            rows += [
+                (start, end, number, first)
+                for (start, end), first in zip(given, self.starts[key][:-1], strict=True)
+                if end > start
+            ]
         self._rows = np.array(sorted(rows), np.int64).reshape(-1, 4)
 
     def split(self, ids: Array, where: str) -> tuple[Array, Array]:
@@ -383,9 +408,13 @@ def _original_ids(folder: Path, nodes: _IdRanges, parts: list[dict[str, Path]]) 
 
 
 def _add_dgl_edges(
-    tables: _Tables, k: int, files: Mapping[str, Path], nodes: _IdRanges, edges: _IdRanges,
+    tables: _Tables,
+    k: int,
+    files: Mapping[str, Path],
+    nodes: _IdRanges,
+    edges: _IdRanges,
     originals: Mapping[str, Array],
-) -> None:  # fmt: skip
+) -> None:
     where = str(files["part_graph"])
     graph = read_graph(files["part_graph"])
     try:
@@ -442,9 +471,13 @@ def read_pyg(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
                 _add_pyg_nodes(tables, node_type, k, nodes[node_type] if typed else nodes, part)
             for edge_type in edge_types:
                 _add_pyg_edges(
-                    tables, edge_type, k, graph[edge_type] if typed else graph,
-                    edges.get(edge_type, {}) if typed else edges, part,
-                )  # fmt: skip
+                    tables,
+                    edge_type,
+                    k,
+                    graph[edge_type] if typed else graph,
+                    edges.get(edge_type, {}) if typed else edges,
+                    part,
+                )
         except (KeyError, TypeError, AttributeError) as error:
             raise damaged(part, error) from error
     return tables.graph(path)
@@ -462,9 +495,13 @@ def _add_pyg_nodes(
 
 
 def _add_pyg_edges(
-    tables: _Tables, edge_type: EdgeType, k: int, graph: Mapping[str, Any],
-    stored: Mapping[str, Any], part: Path,
-) -> None:  # fmt: skip
+    tables: _Tables,
+    edge_type: EdgeType,
+    k: int,
+    graph: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    part: Path,
+) -> None:
     ends = np.stack([_array(graph["row"]), _array(graph["col"])])
     where = f"{part}, edges {edge_type_str(edge_type) if edge_type[0] else ''}".rstrip(", ")
     tensors = {name: _array(v) for name, v in stored.get("feats", {}).items() if v is not None}

@@ -55,8 +55,8 @@ def read_gigl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
         ids = {"_id": output.text("nodeIdKey")}
         table = _RecordTable(output, folder / "nodes" / str(node_type), ids, labels=True)
         graph.nodes[str(node_type)] = NodeTable(
-            table.files, id="_id", features=table.features, label=table.label,
-        )  # fmt: skip
+            table.files, id="_id", features=table.features, label=table.label
+        )
     for number, names in metadata.numbered("condensedEdgeTypeMap", "edgeTypes"):
         types = _Message(names, metadata.where)
         edge_type = (types.text("srcNodeType"), types.text("relation"), types.text("dstNodeType"))
@@ -68,10 +68,15 @@ def read_gigl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
                 continue
             place = folder / "edges" / edge_type_str(edge_type) / kind
             table = _RecordTable(output[f"{kind}EdgeInfo"], place, ids, features=kind == "main")
-            graph.edges[edge_type].append(EdgeTable(
-                table.files, src="_src", dst="_dst", features=table.features,
-                supervision=supervision,  # type: ignore[arg-type]
-            ))  # fmt: skip
+            graph.edges[edge_type].append(
+                EdgeTable(
+                    table.files,
+                    src="_src",
+                    dst="_dst",
+                    features=table.features,
+                    supervision=supervision,  # type: ignore[arg-type]
+                )
+            )
         if not graph.edges[edge_type]:
             raise ConfigError(f"{output.where} has no mainEdgeInfo")
     return graph
@@ -163,16 +168,24 @@ class _RecordTable:
     """
 
     def __init__(
-        self, output: _Message, folder: Path, ids: dict[str, str], *, features: bool = True,
+        self,
+        output: _Message,
+        folder: Path,
+        ids: dict[str, str],
+        *,
+        features: bool = True,
         labels: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ids, self._where = ids, output.where
         self._features = list(output.get("featureKeys") or []) if features else []
         self._labels = list(output.get("labelKeys") or []) if labels else []
         left_out = {*(output.get("featureKeys") or []), *(output.get("labelKeys") or [])}
         if left_out := left_out - {*self._features, *self._labels}:
-            _log.warning("%s: %s left out: edges have no labels, and label edges no features",
-                         output.where, ", ".join(sorted(left_out)))  # fmt: skip
+            _log.warning(
+                "%s: %s left out: edges have no labels, and label edges no features",
+                output.where,
+                ", ".join(sorted(left_out)),
+            )
         self._width = output.get("featureDim") if self._features else None
         self.features = "features" if self._features else None
         self.label = "label" if self._labels else None

@@ -104,9 +104,13 @@ class CommunityCut:
     """
 
     def __init__(
-        self, job: ResumableJob, union: Union, num_partitions: int, communities: int,
+        self,
+        job: ResumableJob,
+        union: Union,
+        num_partitions: int,
+        communities: int,
         kept: Callable[[str, Callable[[], Array]], Array],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._job, self._kept = job, kept
         self._total, self._parts, self._communities = union.num_nodes, num_partitions, communities
         self._levels = [self._level("0", union.read(), union.num_nodes, np.empty(0, np.int64))]
@@ -209,9 +213,16 @@ class CommunityCut:
         return labels
 
     def _move(
-        self, level: MergeLevel, labels: Array, passes: int, most: float, bounds: Array,
-        groups: Array = _ONE_GROUP, *, damped: bool = False,
-    ) -> Array:  # fmt: skip
+        self,
+        level: MergeLevel,
+        labels: Array,
+        passes: int,
+        most: float,
+        bounds: Array,
+        groups: Array = _ONE_GROUP,
+        *,
+        damped: bool = False,
+    ) -> Array:
         """Pass over the edges, and change labels in place.
 
         Args:

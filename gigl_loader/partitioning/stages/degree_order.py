@@ -165,9 +165,13 @@ class Positions:
     """
 
     def __init__(
-        self, job: ResumableJob, parts: list[Part], node_type: NodeType, numbering: Numbering,
+        self,
+        job: ResumableJob,
+        parts: list[Part],
+        node_type: NodeType,
+        numbering: Numbering,
         degrees: Degrees,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.job, self.parts, self.node_type, self.numbering = job, parts, node_type, numbering
         self.counts = np.diff(numbering.ends, prepend=0)
         self.name = f"{LOOKUPS}/{node_type}"

@@ -196,9 +196,12 @@ def check_values(
                 bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
                 if bad.size:
                     table.refuse(
-                        file, spec.weight, row + bad, "must be finite and not negative",
+                        file,
+                        spec.weight,
+                        row + bad,
+                        "must be finite and not negative",
                         weights[bad].tolist(),
-                    )  # fmt: skip
+                    )
 
     # A separate pass before anything is written: the engine, which reads these columns next, would
     # produce infinities, or stop with an error that names no row.
@@ -208,9 +211,15 @@ def check_values(
 
 
 def map_edges(
-    job: ResumableJob, table: Table, ends: EndIds, extras: Extras, edge_type: EdgeType, stage: str,
-    *, drop_dangling: bool,
-) -> EdgesByPartition:  # fmt: skip
+    job: ResumableJob,
+    table: Table,
+    ends: EndIds,
+    extras: Extras,
+    edge_type: EdgeType,
+    stage: str,
+    *,
+    drop_dangling: bool,
+) -> EdgesByPartition:
     """Write the edges of a table by partition, with numbers instead of ids.
 
     Raises:
@@ -240,9 +249,14 @@ def map_edges(
 
 
 def _map(
-    job: ResumableJob, table: Table, ends: EndIds, extras: Extras, target: Path, source: str,
+    job: ResumableJob,
+    table: Table,
+    ends: EndIds,
+    extras: Extras,
+    target: Path,
+    source: str,
     select: str,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Return edges by partition, with the dangling ones last."""
     # A new name for each attempt: if Ray has lost a node and repeats the task, the lost node may
     # still run and write, and must not write into the other's files.
@@ -255,17 +269,28 @@ def _map(
         counts = _join(job, table, ends, draft, source, row, neighbor, select)
     else:
         counts = look_up_edges(
-            job, indexes, ends.bounds, draft, f"SELECT {row}, {neighbor}{select} FROM {source} e",
-            extra_bytes=extras.nbytes, filesystem=table.filesystem,
-        )  # fmt: skip
+            job,
+            indexes,
+            ends.bounds,
+            draft,
+            f"SELECT {row}, {neighbor}{select} FROM {source} e",
+            extra_bytes=extras.nbytes,
+            filesystem=table.filesystem,
+        )
     os.replace(draft, target)
     return counts
 
 
 def _join(
-    job: ResumableJob, table: Table, ends: EndIds, draft: Path, source: str, row: str,
-    neighbor: str, select: str,
-) -> list[int]:  # fmt: skip
+    job: ResumableJob,
+    table: Table,
+    ends: EndIds,
+    draft: Path,
+    source: str,
+    row: str,
+    neighbor: str,
+    select: str,
+) -> list[int]:
     # Branches are taken in order: the first end above a number is its owner's.
     owner = " ".join(f"WHEN r.node < {end} THEN {k}" for k, end in enumerate(ends.bounds.tolist()))
     sql = f"""
@@ -346,9 +371,18 @@ def _refuse_dangling(
 
 
 def sort_edges(
-    job: ResumableJob, mapped: EdgesByPartition, extras: Extras, edge_type: EdgeType, k: int,
-    part: Part, shared: Part, *, rows: tuple[int, int], num_neighbors: int, first_edge: int | None,
-) -> Callable[[], None]:  # fmt: skip
+    job: ResumableJob,
+    mapped: EdgesByPartition,
+    extras: Extras,
+    edge_type: EdgeType,
+    k: int,
+    part: Part,
+    shared: Part,
+    *,
+    rows: tuple[int, int],
+    num_neighbors: int,
+    first_edge: int | None,
+) -> Callable[[], None]:
     """Return a writer of one partition's edges, grouped by node, neighbours ascending.
 
     Args:
@@ -394,9 +428,13 @@ def sort_edges(
 
 
 def _sort(
-    job: ResumableJob, mapped: EdgesByPartition, extras: Extras, k: int, rows: tuple[int, int],
+    job: ResumableJob,
+    mapped: EdgesByPartition,
+    extras: Extras,
+    k: int,
+    rows: tuple[int, int],
     files: dict[str, tuple[Path, str]],
-) -> None:  # fmt: skip
+) -> None:
     with ExitStack() as stack:
         # Emptied: a killed sort begins again, and each file belongs to one sort.
         opened = {what: stack.enter_context(new_file(path)) for what, (path, _) in files.items()}

@@ -224,9 +224,15 @@ _BATCH_BYTES = 16 * 1024 * 1024
 
 
 def look_up_edges(
-    job: ResumableJob, indexes: tuple[Index, Index], bounds: Array, draft: Path, query: str, *,
-    extra_bytes: int, filesystem: Any = None,
-) -> list[int]:  # fmt: skip
+    job: ResumableJob,
+    indexes: tuple[Index, Index],
+    bounds: Array,
+    draft: Path,
+    query: str,
+    *,
+    extra_bytes: int,
+    filesystem: Any = None,
+) -> list[int]:
     """Write edges by partition into ``draft``, with numbers instead of ids.
 
     Args:

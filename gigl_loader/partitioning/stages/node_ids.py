@@ -108,9 +108,14 @@ class Placer:
 
 
 def write_dictionary(
-    job: ResumableJob, table: Table, spec: NodeTable, node_type: NodeType, numbering: Numbering,
-    name: str, shared: Part | None,
-) -> Path:  # fmt: skip
+    job: ResumableJob,
+    table: Table,
+    spec: NodeTable,
+    node_type: NodeType,
+    numbering: Numbering,
+    name: str,
+    shared: Part | None,
+) -> Path:
     """Write Parquet files with the number of each id; return their directory.
 
     Args:

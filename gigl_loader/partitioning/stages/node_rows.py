@@ -10,12 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gigl_loader.dataset.format.mapped import LOOKUPS, ArraySpec, Part, rows_at
-from gigl_loader.dataset.format.mapped_writer import (
-    PartFiles,
-    allow_files,
-    new_file,
-    write_array,
-)
+from gigl_loader.dataset.format.mapped_writer import PartFiles, allow_files, new_file, write_array
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.resumable import ResumableJob
@@ -36,9 +31,7 @@ from gigl_loader.partitioning.tables.table_files import (
 )
 from gigl_loader.runtime.memory.segments import Array
 
-_SPLITS = {
-    "train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
-}  # fmt: skip
+_SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 def _attribute(table: Table, column: str) -> str:
@@ -215,9 +208,13 @@ class NodeRows:
         return highest + 1 if dtype.kind == "i" else None
 
     def _write_file(
-        self, parts: list[Part], numbering: Numbering, file: TableFile, i: int,
+        self,
+        parts: list[Part],
+        numbering: Numbering,
+        file: TableFile,
+        i: int,
         buckets: Buckets | None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Return the highest label, -1 if there is none."""
         table, spec = self._table, self._spec
         placer = Placer(numbering, table, file)
@@ -264,9 +261,14 @@ class NodeRows:
     # --- splits -----------------------------------------------------------------------------------
 
     def _split(
-        self, splits: dict[str, list[Array]], file: TableFile, row: int, values: Any,
-        numbers: Array, numbering: Numbering,
-    ) -> None:  # fmt: skip
+        self,
+        splits: dict[str, list[Array]],
+        file: TableFile,
+        row: int,
+        values: Any,
+        numbers: Array,
+        numbering: Numbering,
+    ) -> None:
         texts = values.cast(pa.string())  # values may be a dictionary, or all nulls
         for text in pc.unique(texts).to_pylist():
             if not text:
@@ -275,9 +277,12 @@ class NodeRows:
             split = _SPLITS.get(text)
             if split is None:
                 self._table.refuse(
-                    file, str(self._spec.split), row + at,
-                    'must hold "train", "val", "test" or nothing', [text] * len(at),
-                )  # fmt: skip
+                    file,
+                    str(self._spec.split),
+                    row + at,
+                    'must hold "train", "val", "test" or nothing',
+                    [text] * len(at),
+                )
             mine = numbers[at]
             for k in np.unique(np.searchsorted(numbering.ends, mine, "right")):
                 owned = mine[np.searchsorted(numbering.ends, mine, "right") == k]
@@ -330,9 +335,13 @@ def check_time_attr(graph: TableGraph, rows: Mapping[NodeType, NodeRows], time_a
 
 
 def write_neighbor_times(
-    job: ResumableJob, parts: list[Part], graph: TableGraph, ends: Mapping[NodeType, Array],
-    edge_dir: EdgeDir, time_attr: str,
-) -> None:  # fmt: skip
+    job: ResumableJob,
+    parts: list[Part],
+    graph: TableGraph,
+    ends: Mapping[NodeType, Array],
+    edge_dir: EdgeDir,
+    time_attr: str,
+) -> None:
     """Let the edges of each partition carry the times of their neighbours.
 
     Args:

@@ -96,10 +96,12 @@ def _column_owners(table: Table, spec: NodeTable, num_partitions: int) -> Iterat
             bad = np.flatnonzero(none | (owners < 0) | (owners >= num_partitions))
             if bad.size:
                 table.refuse(
-                    file, spec.partition, row + bad,
+                    file,
+                    spec.partition,
+                    row + bad,
                     f"must hold partitions, 0 to {num_partitions - 1}",
                     given.take(pa.array(bad)).to_pylist(),
-                )  # fmt: skip
+                )
             yield owners
 
 

@@ -75,11 +75,22 @@ class Run:
     """The stages of one run."""
 
     def __init__(
-        self, job: ResumableJob, graph: TableGraph, num_partitions: int, method: str,
-        edge_dir: EdgeDir, seed: int, memory: int, drop_dangling: bool, out: Path,
-        time_attr: str | None = None, order: str = "ids", edge_rows: bool = False,
-        communities: int | None = None, request: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        job: ResumableJob,
+        graph: TableGraph,
+        num_partitions: int,
+        method: str,
+        edge_dir: EdgeDir,
+        seed: int,
+        memory: int,
+        drop_dangling: bool,
+        out: Path,
+        time_attr: str | None = None,
+        order: str = "ids",
+        edge_rows: bool = False,
+        communities: int | None = None,
+        request: str = "",
+    ) -> None:
         self._job, self._graph, self._count, self._out = job, graph, num_partitions, out
         self._method, self._edge_dir, self._seed = method, edge_dir, seed
         self._memory, self._drop, self._time_attr = memory, drop_dangling, time_attr
@@ -296,9 +307,8 @@ class Run:
         row, spec = self._row_end(edge_type), self._graph.edges[edge_type]
         types, columns = (edge_type[0], edge_type[2]), (spec.src, spec.dst)
         return EndIds(
-            columns[row], columns[1 - row], ids[types[row]], ids[types[1 - row]],
-            bounds[types[row]],
-        )  # fmt: skip
+            columns[row], columns[1 - row], ids[types[row]], ids[types[1 - row]], bounds[types[row]]
+        )
 
     def _row_end(self, edge_type: EdgeType) -> int:
         # Label edges are stored with their anchor, the source: that seed requests them.
@@ -329,9 +339,14 @@ class Run:
         self, edge_type: EdgeType, ends: EndIds, extras: Extras, stage: str
     ) -> EdgesByPartition:
         return map_edges(
-            self._job, self._edges[edge_type], ends, extras, edge_type, stage,
+            self._job,
+            self._edges[edge_type],
+            ends,
+            extras,
+            edge_type,
+            stage,
             drop_dangling=self._drop,
-        )  # fmt: skip
+        )
 
     def _sort(
         self, mapped: dict[EdgeType, EdgesByPartition], extras: dict[EdgeType, Extras]
@@ -345,13 +360,19 @@ class Run:
             ends = np.cumsum(edges.counts)  # edge ids count partition by partition, as nodes do
             sorts = {
                 f"sort/{edge_type_str(edge_type)}/{k}": sort_edges(
-                    self._job, edges, extras[edge_type], edge_type, k, part, self._shared,
+                    self._job,
+                    edges,
+                    extras[edge_type],
+                    edge_type,
+                    k,
+                    part,
+                    self._shared,
                     rows=(int(nodes.starts[k]), int(nodes.ends[k])),
                     num_neighbors=others.num_nodes,
                     first_edge=None if label else int(ends[k] - edges.counts[k]),
                 )
                 for k, part in enumerate(self._parts)
-            }  # fmt: skip
+            }
             edges_of = dict(zip(sorts, edges.counts.tolist(), strict=True))
             with self._job.stage(f"sort {edge_type_str(edge_type)}", int(ends[-1])) as progress:
                 for name, _ in self._job.steps(sorts):

@@ -23,9 +23,11 @@ _ENGINE_COLUMN = "file_row_number"
 
 
 def can_be_read_in_place(
-    paths: Sequence[str], sizes: Sequence[int], wanted: Any,
+    paths: Sequence[str],
+    sizes: Sequence[int],
+    wanted: Any,
     field_ids: Mapping[str, int] | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Return whether Parquet files have some columns as a table does, and are quickly read.
 
     Args:

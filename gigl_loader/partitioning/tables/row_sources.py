@@ -26,9 +26,15 @@ from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable, columns_u
 _COMPARED_ROWS = 8
 """Rows at the start of a stream that two reads must agree on."""
 _IN_PLACE_FEATURES = frozenset(
-    ("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint",
-     "vacuumProtocolCheck")
-)  # fmt: skip
+    (
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        "typeWidening",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    )
+)
 """What may be in use in a Delta table whose files are read in place: looked at here, or in the
 files, or of no concern to rows."""
 _MOST_MASKED_ROWS = 100_000_000
@@ -440,18 +446,18 @@ def write_rows(
     """Write the rows of a source to ``0.parquet``, ``1.parquet`` ...; return the rows of each."""
     folder.mkdir(parents=True, exist_ok=True)
     counts: list[int] = []
-    with (
-        job.stage(f"read {source.name}", 0) as progress,
-        source.open(columns) as (schema, batches),
-    ):
+    with job.stage(f"read {source.name}", 0) as progress, source.open(columns) as (schema, batches):
         groups = _row_groups(job, schema, batches)
         for group in groups:
             # Read a few times, and removed: neither a dictionary, statistics nor compression are
             # worth their time.
             with pq.ParquetWriter(
-                folder / f"{len(counts)}.parquet", group.schema, use_dictionary=False,
-                write_statistics=False, compression="none",
-            ) as writer:  # fmt: skip
+                folder / f"{len(counts)}.parquet",
+                group.schema,
+                use_dictionary=False,
+                write_statistics=False,
+                compression="none",
+            ) as writer:
                 counts.append(0)
                 for several in itertools.chain([group], groups):
                     writer.write_table(several)

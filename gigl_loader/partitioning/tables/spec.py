@@ -200,8 +200,9 @@ def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
 def _add_edges(graph: TableGraph, edge_type: EdgeType, table: EdgeTable) -> None:
     _check_kind(table, EdgeTable, edges_of(edge_type))
     if not (isinstance(edge_type, tuple) and len(edge_type) == 3):
-        raise WrongTypeError(f"an edge type is (source type, relation, destination type), "
-                             f"got {edge_type!r}")  # fmt: skip
+        raise WrongTypeError(
+            f"an edge type is (source type, relation, destination type), got {edge_type!r}"
+        )
     _check_name(edge_type_str(edge_type))
     _check_rows(table, edges_of(edge_type))
     _check_dtype(table, edges_of(edge_type))
@@ -393,9 +394,13 @@ class Report:
         content = json.loads(data)
         parts = [PartReport(**part) for part in content["parts"]]
         return cls(
-            content["run"], parts, content["dangling"], 0.0, content.get("versions", {}),
+            content["run"],
+            parts,
+            content["dangling"],
+            0.0,
+            content.get("versions", {}),
             content.get("request", ""),
-        )  # fmt: skip
+        )
 
     def write(self, out: Path) -> None:
         """Write it below a directory, without the time, which differs between runs."""

@@ -67,9 +67,8 @@ class Table:
     """
 
     def __init__(
-        self, job: ResumableJob, key: str, source: Any, where: str,
-        columns: list[str] | None = None,
-    ) -> None:  # fmt: skip
+        self, job: ResumableJob, key: str, source: Any, where: str, columns: list[str] | None = None
+    ) -> None:
         self.where, self.filesystem = where, cast("Any", None)
         self.files: list[TableFile] = []
         self.num_rows = 0
@@ -157,8 +156,9 @@ class Table:
             # all row groups until the file is read. So many bytes of a column at a time instead.
             return pq.ParquetFile(
                 self.filesystem.open(path) if remote else path,
-                pre_buffer=False, buffer_size=_READ_BYTES,
-            )  # fmt: skip
+                pre_buffer=False,
+                buffer_size=_READ_BYTES,
+            )
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(f"{self.where}: {name} cannot be read as Parquet: {error}") from error
 
@@ -269,9 +269,15 @@ def ids_in(table: Table, file: TableFile, column: str, first: int, values: Any) 
 
 
 def matrix_in(
-    table: Table, file: TableFile, columns: list[str], first: int, batch: Any, width: int | None,
-    *, hint: str = "",
-) -> Array:  # fmt: skip
+    table: Table,
+    file: TableFile,
+    columns: list[str],
+    first: int,
+    batch: Any,
+    width: int | None,
+    *,
+    hint: str = "",
+) -> Array:
     """Return columns of a batch as ``[rows, width]``; a column of lists may be the only one.
 
     ``hint`` tells the user what to do about nulls.
@@ -336,10 +342,12 @@ def _flat(
         wrong = np.flatnonzero(lengths != (lengths[0] if width is None else width))
         if wrong.size:
             table.refuse(
-                file, column, first + wrong,
+                file,
+                column,
+                first + wrong,
                 f"has lists of other lengths than {lengths[0] if width is None else width}",
                 lengths[wrong].tolist(),
-            )  # fmt: skip
+            )
     flat = values.flatten()
     if flat.null_count:
         size = max(1, len(flat) // max(1, len(values)))  # of a list: all have one length here
@@ -377,8 +385,9 @@ def feature_type(table: Table, dtype: "np.dtype[Any]", chosen: str | None) -> "n
     if dtype == np.float64:
         _log.warning(
             'features of %s are float64 and are stored as float32: give feature_dtype="float64" to '
-            'keep them, or "float32" to say so', without_default_types(table.where),
-        )  # fmt: skip
+            'keep them, or "float32" to say so',
+            without_default_types(table.where),
+        )
         return np.dtype(np.float32)
     return stored_type(dtype)
 

@@ -20,10 +20,14 @@ _log = logging.getLogger(__name__)
 
 _VERSIONED = (
     ("_delta_log", "", "Delta Lake", "Give the folder as delta= (delta: in a table file)"),
-    ("metadata", ".metadata.json", "Iceberg",
-     'Give its name as iceberg="catalogue.namespace.table" (iceberg: in a table file)'),
+    (
+        "metadata",
+        ".metadata.json",
+        "Iceberg",
+        'Give its name as iceberg="catalogue.namespace.table" (iceberg: in a table file)',
+    ),
     (".hoodie", "", "Hudi", "Give its current rows, as its own engine reads them"),
-)  # fmt: skip
+)
 """A folder in that of the table, part of the name of a file in it, the kind of the table, and how
 to have its current rows read."""
 
@@ -50,8 +54,9 @@ def files_at(path: str, where: str) -> tuple[list[str], Any]:
     ends = {path, *paths}
     _refuse_versions(
         {os.path.abspath(end) for end in ends} | {os.path.realpath(end) for end in ends},
-        where, os.listdir,
-    )  # fmt: skip
+        where,
+        os.listdir,
+    )
     return _in_order(paths, path, where), None
 
 
@@ -112,15 +117,19 @@ def _not_hidden(names: list[str], path: str, where: str) -> list[str]:
     if any(_is_hidden(part) and glob.has_magic(part) for part in chosen):
         return names
     kept = [
-        name for name in names
+        name
+        for name in names
         if not any(_is_hidden(part) for part in name.split("/") if part not in chosen)
-    ]  # fmt: skip
+    ]
     if len(kept) < len(names):
         _log.warning(
-            '%s: %d of %d files at %s are left out, as Spark and Arrow do: names of these or of '
+            "%s: %d of %d files at %s are left out, as Spark and Arrow do: names of these or of "
             'their folders begin with "_" or "."',
-            without_default_types(where), len(names) - len(kept), len(names), path,
-        )  # fmt: skip
+            without_default_types(where),
+            len(names) - len(kept),
+            len(names),
+            path,
+        )
     return kept
 
 

@@ -65,11 +65,7 @@ _NAMES = {
         "RemoteDistSamplingWorkerOptions",
     ),
     "partition.partition_book": ("RangePartitionBook",),
-    "sampler.base": (
-        "NodeSamplerInput",
-        "SamplingConfig",
-        "SamplingType",
-    ),
+    "sampler.base": ("NodeSamplerInput", "SamplingConfig", "SamplingType"),
 }
 
 EXPORTS = {name: module for module, names in _NAMES.items() for name in names}

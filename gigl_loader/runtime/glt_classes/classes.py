@@ -141,10 +141,7 @@ def init_worker_group(world_size: int, rank: int, group_name: str | None = None)
 
 
 def _set_server_context(
-    num_servers: int,
-    server_rank: int,
-    server_group_name: str | None = None,
-    num_clients: int = 0,
+    num_servers: int, server_rank: int, server_group_name: str | None = None, num_clients: int = 0
 ) -> None:
     total = num_servers + num_clients
     _set_context(
@@ -153,10 +150,7 @@ def _set_server_context(
 
 
 def _set_client_context(
-    num_servers: int,
-    num_clients: int,
-    client_rank: int,
-    client_group_name: str | None = None,
+    num_servers: int, num_clients: int, client_rank: int, client_group_name: str | None = None
 ) -> None:
     total = num_servers + num_clients
     whole = (total, num_servers + client_rank)
@@ -281,9 +275,14 @@ class MpDistSamplingWorkerOptions(_WorkerOptions):
         use_all2all: bool = False,
     ) -> None:
         super().__init__(
-            num_workers, worker_devices, worker_concurrency, master_addr, master_port,
-            num_rpc_threads, rpc_timeout,
-        )  # fmt: skip
+            num_workers,
+            worker_devices,
+            worker_concurrency,
+            master_addr,
+            master_port,
+            num_rpc_threads,
+            rpc_timeout,
+        )
         # messages, not bytes: one for each batch under way
         self.channel_capacity = self.num_workers * self.worker_concurrency
         self.channel_size = _default_size(num_workers) if channel_size is None else channel_size
@@ -315,9 +314,14 @@ class RemoteDistSamplingWorkerOptions(_WorkerOptions):
         use_all2all: bool = False,
     ) -> None:
         super().__init__(
-            num_workers, worker_devices, worker_concurrency, master_addr, master_port,
-            num_rpc_threads, rpc_timeout,
-        )  # fmt: skip
+            num_workers,
+            worker_devices,
+            worker_concurrency,
+            master_addr,
+            master_port,
+            num_rpc_threads,
+            rpc_timeout,
+        )
         named = server_rank is not None
         self.server_rank = server_rank if named else _servers_of_client(get_context())
         self.buffer_capacity = self.num_workers * self.worker_concurrency

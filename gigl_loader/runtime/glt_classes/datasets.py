@@ -64,11 +64,13 @@ class Dataset:
         if isinstance(edge_index, dict):
             self.graph = {
                 key: made(
-                    index, _of(edge_ids, key), _of(edge_weights, key),
+                    index,
+                    _of(edge_ids, key),
+                    _of(edge_weights, key),
                     layout[key] if isinstance(layout, dict) else layout,
                 )
                 for key, index in edge_index.items()
-            }  # fmt: skip
+            }
         elif edge_index is not None:
             self.graph = made(edge_index, edge_ids, edge_weights, str(layout))
 
@@ -199,9 +201,13 @@ class DistDataset(Dataset):
         id_select: Callable[..., Tensor] = selected,
     ) -> None:
         super().__init__(
-            graph_partition, node_feature_partition, edge_feature_partition, whole_node_labels,
-            edge_dir, node_split,
-        )  # fmt: skip
+            graph_partition,
+            node_feature_partition,
+            edge_feature_partition,
+            whole_node_labels,
+            edge_dir,
+            node_split,
+        )
         self.num_partitions = num_partitions
         self.partition_idx = partition_idx
         self.graph_caching = graph_caching

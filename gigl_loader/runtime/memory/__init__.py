@@ -1,1 +1,5 @@
-"""Shared memory: segments without a name, slots for messages, and leases of their readers."""
+"""Shared memory: segments without a name, tensors over them, a lock, pinned memory, read-ahead.
+
+Face: `segments`, `tensors`, `same_host`, `mutex`, `pinned`, `read_ahead`.
+Must not know: what lies in a segment.
+"""

@@ -192,10 +192,14 @@ def _page_ranges(tensors: Sequence[Tensor]) -> list[tuple[int, int, list[int]]]:
     A page can be pinned once only, and tensors may share one.
     """
     spans = sorted(
-        (tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE,
-         _up(tensor.data_ptr() + tensor.nbytes), at)
-        for at, tensor in enumerate(tensors) if tensor.nbytes
-    )  # fmt: skip
+        (
+            tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE,
+            _up(tensor.data_ptr() + tensor.nbytes),
+            at,
+        )
+        for at, tensor in enumerate(tensors)
+        if tensor.nbytes
+    )
     ranges: list[tuple[int, int, list[int]]] = []
     for first, last, at in spans:
         if ranges and first < ranges[-1][1]:

@@ -46,8 +46,14 @@ _ROOT = ""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-_libc.syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t,
-                          ctypes.c_int, ctypes.c_uint]  # fmt: skip
+_libc.syscall.argtypes = [
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_uint,
+]
 _libc.syscall.restype = ctypes.c_long
 
 do_not_fit = threading.Event()

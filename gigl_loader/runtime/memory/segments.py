@@ -35,8 +35,13 @@ ALIGNMENT = 64
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p  # without types, ctypes cuts addresses to an int's 32 bits
 _libc.mmap.argtypes = [
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-]  # fmt: skip
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
@@ -216,12 +221,13 @@ def storage_dtype(name: str) -> "np.dtype[Any]":
 
 
 _UNKNOWN_TO_NUMPY = {
-    "bfloat16": "uint16", "complex32": "uint32",
+    "bfloat16": "uint16",
+    "complex32": "uint32",
     **dict.fromkeys(
         ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
         "uint8",
     ),
-}  # fmt: skip
+}
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:

@@ -1,1 +1,5 @@
-"""Folders in object storage: read into a cache on this machine, and written from one."""
+"""Folders in S3, Google Cloud Storage and Azure: copied into a cache of this machine, or uploaded.
+
+Face: `ObjectFolder`, `Cache`, `Fetch`, and the options of commands.
+Must not know: graphs.
+"""

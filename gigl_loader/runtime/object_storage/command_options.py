@@ -5,8 +5,16 @@ import argparse
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
     """Add the options of copies of object storage, see `DistDataset.load`."""
-    parser.add_argument("--cache-dir", metavar="DIR", help="where copies of a --root in object "
-                        "storage are kept, for all processes of this machine (default: "
-                        "GIGL_LOADER_CACHE_DIR, or the user's cache)")  # fmt: skip
-    parser.add_argument("--cache-size", metavar="SIZE", help="most bytes of all copies, as 2TB; "
-                        "the oldest that nobody uses are removed (default: no limit)")  # fmt: skip
+    parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help="where copies of a --root in object "
+        "storage are kept, for all processes of this machine (default: "
+        "GIGL_LOADER_CACHE_DIR, or the user's cache)",
+    )
+    parser.add_argument(
+        "--cache-size",
+        metavar="SIZE",
+        help="most bytes of all copies, as 2TB; "
+        "the oldest that nobody uses are removed (default: no limit)",
+    )

@@ -99,11 +99,13 @@ class Fetch:
         """
         with ThreadPoolExecutor(PARALLEL_RANGES) as pool:
             try:
-                for future in as_completed([
-                    pool.submit(copy_context().run, self._fill, draft, block, on_bytes)
-                    for draft in self._drafts
-                    for block in range(max(1, draft.blocks_left))
-                ]):  # fmt: skip
+                for future in as_completed(
+                    [
+                        pool.submit(copy_context().run, self._fill, draft, block, on_bytes)
+                        for draft in self._drafts
+                        for block in range(max(1, draft.blocks_left))
+                    ]
+                ):
                     future.result()
             finally:
                 # on Ctrl-C, too: the pool waits for its threads

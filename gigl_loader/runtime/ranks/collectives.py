@@ -364,9 +364,11 @@ def named_failures(doing: str) -> Iterator[None]:
     except RuntimeError as error:  # the base class of all torch.distributed errors
         # gloo and NCCL raise the same class for both; only the text tells them apart
         stalled = "timed out" in str(error).lower()
-        why = "a rank did not come within the process group's timeout" if stalled else (
-            "a rank has ended, or raised an error"
-        )  # fmt: skip
+        why = (
+            "a rank did not come within the process group's timeout"
+            if stalled
+            else ("a rank has ended, or raised an error")
+        )
         kind = PeerTimeoutError if stalled else PeerError
         raise kind(
             f"the process group broke while {doing}: {error}; {why}: see the logs of the other "
@@ -390,9 +392,11 @@ class RankExchange:
     """
 
     def __init__(
-        self, group: Any = None, doing: str = "rows were exchanged",
+        self,
+        group: Any = None,
+        doing: str = "rows were exchanged",
         failures: Callable[[], AbstractContextManager[None]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         # a torch built without distributed has no is_initialized()
         joined = dist.is_available() and dist.is_initialized()
         self._group, self._failures = group, failures or partial(named_failures, doing)
@@ -430,11 +434,7 @@ class RankExchange:
         return self.swap_values(rows, send, receive)
 
     def swap_values(
-        self,
-        rows: Tensor,
-        send: Sequence[int],
-        receive: Sequence[int],
-        out: Tensor | None = None,
+        self, rows: Tensor, send: Sequence[int], receive: Sequence[int], out: Tensor | None = None
     ) -> Tensor:
         """Do the work of `swap`, without a gradient.
 
@@ -452,9 +452,12 @@ class RankExchange:
         with self._failures():
             dist.all_to_all_single(
                 # counts are of rows, which all_to_all_single cuts along the first dimension
-                _bytes(came), _bytes(rows.detach().to(came.device).contiguous()),
-                list(receive), list(send), group=self._group,
-            )  # fmt: skip
+                _bytes(came),
+                _bytes(rows.detach().to(came.device).contiguous()),
+                list(receive),
+                list(send),
+                group=self._group,
+            )
         return came.to(rows.device) if out is None or out is came else out.copy_(came)
 
     def swap_counts(self, send: Sequence[int]) -> list[int]:

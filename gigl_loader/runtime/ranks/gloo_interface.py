@@ -33,8 +33,11 @@ def interface_towards(master: str) -> Iterator[None]:
         return
     _log.info(
         "this host's name resolves to a loopback address: the process group uses %s=%s, the way "
-        "to %s", VARIABLE, name, master,
-    )  # fmt: skip
+        "to %s",
+        VARIABLE,
+        name,
+        master,
+    )
     # the only setting of gloo outside init_process_group(), which has no such option
     os.environ[VARIABLE] = name
     try:

@@ -114,10 +114,17 @@ class Caller:
     """
 
     def __init__(
-        self, address: str, port: int, security: Security, name: str, *,
-        patience_s: float = SILENCE_S, what: str = "peer", session: str | None = None,
+        self,
+        address: str,
+        port: int,
+        security: Security,
+        name: str,
+        *,
+        patience_s: float = SILENCE_S,
+        what: str = "peer",
+        session: str | None = None,
         incarnation: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.incarnation = incarnation
         """Identity of the listener's process; 0: not known yet."""
         self._target, self._security, self._name = (address, port), security, name
@@ -145,9 +152,14 @@ class Caller:
     # --- sending ------------------------------------------------------------------------------
 
     def ask(
-        self, method: str, request: object, answer_type: type[T], *, into: Into | None = None,
+        self,
+        method: str,
+        request: object,
+        answer_type: type[T],
+        *,
+        into: Into | None = None,
         timeout_s: float = math.inf,
-    ) -> Reply[T]:  # fmt: skip
+    ) -> Reply[T]:
         """Send a request; does not wait for the response.
 
         Waits while the peer takes no bytes. `Reply.wait` deals with a connection that is lost.

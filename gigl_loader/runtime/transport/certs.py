@@ -105,9 +105,21 @@ def throwaway() -> bytes:
     # Ten years, as no date is checked: the token's proof is bound to the certificate, which ends
     # with the process. Without -keyout the key comes through the pipe too and touches no disk.
     return _openssl(
-        "req", "-x509", "-newkey", "ec", *_CURVE, "-nodes", "-sha256", "-days", "3650",
-        "-extensions", "extensions", "-config", "/dev/stdin", given=settings.encode(),
-    )  # fmt: skip
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        *_CURVE,
+        "-nodes",
+        "-sha256",
+        "-days",
+        "3650",
+        "-extensions",
+        "extensions",
+        "-config",
+        "/dev/stdin",
+        given=settings.encode(),
+    )
 
 
 def first_certificate(pem: bytes) -> str:
@@ -154,11 +166,20 @@ def _issue(
         signer = ["-cert", str(ca_folder / "ca.pem"), "-keyfile", str(ca_folder / "ca-key.pem")]
     now = datetime.datetime.now(datetime.UTC)
     certificate = _openssl(
-        "ca", "-batch", "-notext", "-config", "settings", "-in", "request", *signer,
-        "-startdate", _stamp(now - _BACKDATED),
-        "-enddate", _stamp(now + datetime.timedelta(days=days)),
+        "ca",
+        "-batch",
+        "-notext",
+        "-config",
+        "settings",
+        "-in",
+        "request",
+        *signer,
+        "-startdate",
+        _stamp(now - _BACKDATED),
+        "-enddate",
+        _stamp(now + datetime.timedelta(days=days)),
         folder=work,
-    )  # fmt: skip
+    )
     return certificate, key
 
 
@@ -176,8 +197,12 @@ def _openssl(*arguments: str, given: bytes = b"", folder: Path | None = None) ->
     try:
         done = subprocess.run(
             ["openssl", *arguments],
-            input=given, cwd=folder, capture_output=True, timeout=_TIMEOUT, check=False,
-        )  # fmt: skip
+            input=given,
+            cwd=folder,
+            capture_output=True,
+            timeout=_TIMEOUT,
+            check=False,
+        )
     except (FileNotFoundError, PermissionError) as error:
         raise ConfigError(
             "certificates are made by the command openssl, which is not on the PATH: install the "

@@ -369,9 +369,10 @@ class _PeerConnection:
         self.owes = False
         """Whether the caller waits for a response."""
         self.thread = new_thread(
-            target=self._run, name=f"{listener.name} for {address}",
+            target=self._run,
+            name=f"{listener.name} for {address}",
             on_death=nothing_hangs_on_it,  # its end closes the connection, which the caller sees
-        )  # fmt: skip
+        )
         self._listener = listener
         self._wake = threading.Event()
         self._dismissed: EndReason | None = None

@@ -107,9 +107,10 @@ class Security:
     def environment(self) -> dict[str, str]:
         """Environment variables from which `resolve` makes the same settings elsewhere."""
         named = {
-            TLS_DIR_VARIABLE: self.tls_dir, TOKEN_VARIABLE: self.token,
+            TLS_DIR_VARIABLE: self.tls_dir,
+            TOKEN_VARIABLE: self.token,
             INSECURE_VARIABLE: "1" if self.mode is Mode.INSECURE else "",
-        }  # fmt: skip
+        }
         return {name: value for name, value in named.items() if value}
 
     def for_workers(self) -> "Security":

@@ -23,12 +23,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.gpu.device_graph import DeviceGraph, HopRequest
-from gigl_loader.sampler.gpu.device_kernels import (
-    DeviceLabels,
-    HopEdges,
-    TorchKernels,
-    TypedPlaces,
-)
+from gigl_loader.sampler.gpu.device_kernels import DeviceLabels, HopEdges, TorchKernels, TypedPlaces
 from gigl_loader.sampler.plan import Draw, SamplingPlan
 
 _MOST_PLACES = 1 << 28
@@ -233,8 +228,11 @@ class Grown:
         edges, begin = {}, 0
         for edge_type, hops in self._has_places.items():
             # a hop without places ends where the one before it does
-            ends = list(accumulate(hops, lambda end, has_places: next(read) if has_places else end,
-                                   initial=begin))  # fmt: skip
+            ends = list(
+                accumulate(
+                    hops, lambda end, has_places: next(read) if has_places else end, initial=begin
+                )
+            )
             hop_counts = [end - start for start, end in pairwise(ends)]
             edges[edge_type] = self._cut(begin, ends[-1], hop_counts)
             begin = ends[-1]
@@ -375,9 +373,12 @@ class DeviceExpansion:
             for name, hops in self._plan.fanouts.items()
         }
         return batch_bounds(
-            widths, num_roots, self._view.num_nodes, edge_dir=self._view.edge_dir,
+            widths,
+            num_roots,
+            self._view.num_nodes,
+            edge_dir=self._view.edge_dir,
             disjoint=self._bits is not None,
-        )  # fmt: skip
+        )
 
     def layout(self, ticket: BatchTicket, num_roots: Mapping[NodeType, int]) -> Layout:
         """Return the layout of a batch with so many roots."""
@@ -396,8 +397,11 @@ class DeviceExpansion:
                 reached[hop][self._at[neighbor]] += places
         return Layout(
             [plan.draw_of(ticket, hop, name, view) for hop in hops for name in self._edge_types],
-            [num_roots[name] for name in types], [0, *accumulate(capacities)], frontiers, reached,
-        )  # fmt: skip
+            [num_roots[name] for name in types],
+            [0, *accumulate(capacities)],
+            frontiers,
+            reached,
+        )
 
     def run(self, roots: DeviceRoots) -> Grown:
         """Launch all hops of a batch; returns before they are done."""
@@ -466,10 +470,14 @@ class DeviceExpansion:
         return HopRequest(draw, width, ids, drawn_by, draw_key, roots.until[trees], since)
 
     def _collect(
-        self, frontiers: Mapping[NodeType, _Frontier], drawn: Sequence[HopEdges | None],
-        labels: DeviceLabels, places: TypedPlaces, hops: dict[EdgeType, list[_HopPlaces | None]],
+        self,
+        frontiers: Mapping[NodeType, _Frontier],
+        drawn: Sequence[HopEdges | None],
+        labels: DeviceLabels,
+        places: TypedPlaces,
+        hops: dict[EdgeType, list[_HopPlaces | None]],
         roots: DeviceRoots,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Label the neighbours that one hop found, of all types at once."""
         by_type = dict(zip(self._edge_types, drawn, strict=True))
         keys = [

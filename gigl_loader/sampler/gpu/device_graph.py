@@ -129,16 +129,26 @@ def drawn_from(
     draw, name = request.draw, request.draw.edge_type
     times = view.times[name] if draw.timed else None
     device_draw = DeviceDraw(
-        draw, view.adjacency[name], rows, request.drawn_by, request.keys, request.width, times,
-        request.until, request.since, degree,
-    )  # fmt: skip
+        draw,
+        view.adjacency[name],
+        rows,
+        request.drawn_by,
+        request.keys,
+        request.width,
+        times,
+        request.until,
+        request.since,
+        degree,
+    )
     return kernels.draw(device_draw)
 
 
 def read_rows(
-    view: PartitionView[Tensor], kernels: TorchKernels, ids: Mapping[Owner, Tensor],
+    view: PartitionView[Tensor],
+    kernels: TorchKernels,
+    ids: Mapping[Owner, Tensor],
     wanted: Sequence[Matrix],
-) -> dict[Matrix, Tensor]:  # fmt: skip
+) -> dict[Matrix, Tensor]:
     """Return rows of a partition; see `DeviceGraph.rows`."""
     by_matrix = {}
     for matrix in wanted:

@@ -163,9 +163,15 @@ class DeviceSampler:
     """
 
     def __init__(
-        self, sampler: Sampler, plan: SamplingPlan, graph: DeviceGraph, kernels: TorchKernels,
-        memory: DeviceMemory, timeout_s: float, cache: int | float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        sampler: Sampler,
+        plan: SamplingPlan,
+        graph: DeviceGraph,
+        kernels: TorchKernels,
+        memory: DeviceMemory,
+        timeout_s: float,
+        cache: int | float | None = None,
+    ) -> None:
         self._roots = require_neighbor_sampler(sampler)
         self._plan, self.graph, self._kernels = plan, graph, kernels
         self._view = view = graph.view
@@ -329,9 +335,13 @@ class DeviceSampler:
             return CutBatch(launched.roots, keys, per_hop, edges, ids, self._memory.mark())
 
     def _ids_of_kept(
-        self, owners: Container[Owner], keys: dict[NodeType, Tensor],
-        edges: dict[EdgeType, SampledEdges], *, nodes_repeat: bool,
-    ) -> dict[Owner, _DistinctIds]:  # fmt: skip
+        self,
+        owners: Container[Owner],
+        keys: dict[NodeType, Tensor],
+        edges: dict[EdgeType, SampledEdges],
+        *,
+        nodes_repeat: bool,
+    ) -> dict[Owner, _DistinctIds]:
         """Start to copy to the host the ids of a batch whose features are kept, each once."""
         distinct: dict[Owner, _DistinctIds] = {}
         for name, type_keys in keys.items():
@@ -454,9 +464,14 @@ class DeviceSampler:
         return sorted((one for one in found if plan.has_rows(one[0])), key=str)
 
     def _add_nodes(
-        self, tensors: dict[str, Tensor], node_type: NodeType, name: Any, drawn: CutBatch,
-        ids: dict[Owner, Tensor], rows: dict[Matrix, Tensor],
-    ) -> None:  # fmt: skip
+        self,
+        tensors: dict[str, Tensor],
+        node_type: NodeType,
+        name: Any,
+        drawn: CutBatch,
+        ids: dict[Owner, Tensor],
+        rows: dict[Matrix, Tensor],
+    ) -> None:
         bits, seeds = self._roots.nodes.bits, drawn.roots.seeds
         if bits is not None:
             assert seeds is not None, "trees have seeds"
@@ -469,9 +484,13 @@ class DeviceSampler:
                 tensors[SCALES + key(NODE_FEATURES, name)] = scales
 
     def _add_rows(
-        self, tensors: dict[str, Tensor], kind: str, owner: NodeType | EdgeType, name: Any,
+        self,
+        tensors: dict[str, Tensor],
+        kind: str,
+        owner: NodeType | EdgeType,
+        name: Any,
         rows: dict[Matrix, Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add rows of the nodes or edges of a type, of those matrices that batches have."""
         wanted: list[tuple[str, Matrix]] = [
             (here, (one, owner)) for one, here in _FIELDS[kind].items()
@@ -487,9 +506,14 @@ class DeviceSampler:
         return keys if bits is None else keys & ((1 << bits[node_type]) - 1)
 
     def _add_edges(
-        self, host: dict[str, Tensor], tensors: dict[str, Tensor], edge_type: EdgeType,
-        sampled: SampledEdges, ids: dict[Owner, Tensor], rows: dict[Matrix, Tensor],
-    ) -> None:  # fmt: skip
+        self,
+        host: dict[str, Tensor],
+        tensors: dict[str, Tensor],
+        edge_type: EdgeType,
+        sampled: SampledEdges,
+        ids: dict[Owner, Tensor],
+        rows: dict[Matrix, Tensor],
+    ) -> None:
         view, name = self._view, None
         if view.is_heterogeneous:
             name = reverse_edge_type(edge_type) if view.edge_dir == "out" else edge_type

@@ -52,9 +52,13 @@ class KeptRows:
     """
 
     def __init__(
-        self, view: PartitionView[Tensor], kinds: tuple[str, ...], size: int | float,
-        kernels: TorchKernels, memory: DeviceMemory,
-    ) -> None:  # fmt: skip
+        self,
+        view: PartitionView[Tensor],
+        kinds: tuple[str, ...],
+        size: int | float,
+        kernels: TorchKernels,
+        memory: DeviceMemory,
+    ) -> None:
         self._kernels, self._memory = kernels, memory
         self._rows: dict[Matrix, Rows[Tensor]] = {
             (kind, name): rows
@@ -74,8 +78,7 @@ class KeptRows:
         tables = RowTables.of(matrices, num_ids, counts, size)
         self._slots = {
             matrix: self._rows[matrix].values.new_empty(
-                (tables[owner].capacity, *self._rows[matrix].values.shape[1:]),
-                device=memory.device,
+                (tables[owner].capacity, *self._rows[matrix].values.shape[1:]), device=memory.device
             )
             for owner, owned in matrices.items()
             for matrix in owned
@@ -115,10 +118,12 @@ class KeptRows:
             stored = np.flatnonzero(slots[missing] < RowCache.MISSING)
             self.hits += hits.size
             self.misses += missing.size
-            plans[owner] = KeptPlan(*(
-                self._uploaded(array)
-                for array in (hits, slots[hits], missing, stored, -2 - slots[missing][stored])
-            ))  # fmt: skip
+            plans[owner] = KeptPlan(
+                *(
+                    self._uploaded(array)
+                    for array in (hits, slots[hits], missing, stored, -2 - slots[missing][stored])
+                )
+            )
         return plans
 
     def rows(self, matrix: Matrix, ids: Tensor, plan: KeptPlan) -> Tensor:

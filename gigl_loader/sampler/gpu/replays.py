@@ -63,7 +63,8 @@ class Replays:
         except RuntimeError as error:
             logger.warning(
                 "%s captures no CUDA graph of a batch, so each launch takes the host's time: %s",
-                self._memory.device, error,
-            )  # fmt: skip
+                self._memory.device,
+                error,
+            )
             return
         self._captured = kept, grown, replay

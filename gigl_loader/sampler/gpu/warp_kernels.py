@@ -138,19 +138,30 @@ class WarpKernels(TorchKernels):
             self._draw_whole_rows(request, [*question, int(labor), weight_pages, *indices], drawn)
         elif weights is not None:
             self._launch(
-                draw_with_replacement, (num_rows, request.width), *question,
-                self._pages(weights, wp.float32), *indices, *result,
-            )  # fmt: skip
+                draw_with_replacement,
+                (num_rows, request.width),
+                *question,
+                self._pages(weights, wp.float32),
+                *indices,
+                *result,
+            )
         else:
             times = request.times
             self._launch(
-                draw_uniform, num_rows, *question, draw.fanout, int(replace), int(draw.last),
+                draw_uniform,
+                num_rows,
+                *question,
+                draw.fanout,
+                int(replace),
+                int(draw.last),
                 int(times is not None),
                 self._pages(None if times is None else times.times, wp.int64),
                 self._pages(None if times is None else times.order, wp.int64),
                 None if times is None else request.until,
-                None if times is None else request.since, *indices, *result,
-            )  # fmt: skip
+                None if times is None else request.since,
+                *indices,
+                *result,
+            )
         return drawn
 
     def _draw_whole_rows(
@@ -225,9 +236,18 @@ class WarpKernels(TorchKernels):
         ranks = is_new.cumsum(0, dtype=torch.int32)
         results, new_counts = torch.empty_like(keys), torch.empty_like(labels.counts)
         self._launch(
-            give_labels, num_keys + new_counts.numel(), keys, *by_type, labels.counts, firsts,
-            positions, ranks, labels.keys, results, new_counts,
-        )  # fmt: skip
+            give_labels,
+            num_keys + new_counts.numel(),
+            keys,
+            *by_type,
+            labels.counts,
+            firsts,
+            positions,
+            ranks,
+            labels.keys,
+            results,
+            new_counts,
+        )
         labels.counts = new_counts
         return results
 
@@ -273,8 +293,11 @@ class WarpKernels(TorchKernels):
                 if len(self._known_pages) >= _MOST_KNOWN:
                     self._known_pages.clear()
                 pages = wp.array(
-                    ptr=known[0], shape=(-(-count // (1 << PAGE_BITS)), 1 << PAGE_BITS),
-                    dtype=dtype, device=self._on, copy=False,
-                )  # fmt: skip
+                    ptr=known[0],
+                    shape=(-(-count // (1 << PAGE_BITS)), 1 << PAGE_BITS),
+                    dtype=dtype,
+                    device=self._on,
+                    copy=False,
+                )
                 self._known_pages[known] = pages.__ctype__()
             return self._known_pages[known]

@@ -310,10 +310,7 @@ def _sift_down(
 
 @wp.func
 def _make_heap(
-    values: wp.array2d[wp.float64],
-    items: wp.array2d[wp.int64],
-    i: wp.int32,
-    size: wp.int32,
+    values: wp.array2d[wp.float64], items: wp.array2d[wp.int64], i: wp.int32, size: wp.int32
 ) -> None:
     for j in range(size / 2):
         _sift_down(values, items, i, size / 2 - 1 - j, size)
@@ -341,10 +338,7 @@ def _offer(
 
 @wp.func
 def _sort_by_position(
-    values: wp.array2d[wp.float64],
-    items: wp.array2d[wp.int64],
-    i: wp.int32,
-    size: wp.int32,
+    values: wp.array2d[wp.float64], items: wp.array2d[wp.int64], i: wp.int32, size: wp.int32
 ) -> None:
     """Sort the items of row ``i``; their values are lost."""
     for j in range(size):
@@ -515,9 +509,19 @@ def draw_long_rows(
         begin = wp.min(start + wp.int64(p) * step, stop)
         end = wp.min(begin + step, stop)
         size = _choose(
-            start, begin, end, _key_at(keys, i), ids[i], labor, weights, narrow, wide,
-            part_values, part_items, k * part_sizes.shape[1] + p,
-        )  # fmt: skip
+            start,
+            begin,
+            end,
+            _key_at(keys, i),
+            ids[i],
+            labor,
+            weights,
+            narrow,
+            wide,
+            part_values,
+            part_items,
+            k * part_sizes.shape[1] + p,
+        )
         if size < 0:
             size = wp.int32(-1) - size
         part_sizes[k, p] = size
@@ -742,11 +746,7 @@ def give_labels(
 
 
 @wp.kernel
-def gather_rows(
-    values: wp.array2d[Any],
-    rows: wp.array[wp.int64],
-    out: wp.array2d[Any],
-) -> None:
+def gather_rows(values: wp.array2d[Any], rows: wp.array[wp.int64], out: wp.array2d[Any]) -> None:
     """Copy a word of a row; a thread for each word of each row in ``out``."""
     i, j = wp.tid()  # type: ignore[misc]
     position = rows[i] * wp.int64(out.shape[1]) + wp.int64(j)

@@ -30,10 +30,14 @@ class Logarithm(NamedTuple):
     """The first of two parts of ln 2, of 33 bits, so that its product with an exponent is exact."""
     ln_2_low: float = 1.90821492927058770002e-10
     series: tuple[float, ...] = (
-        6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
-        2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
+        6.666666666666735130e-01,
+        3.999999999940941908e-01,
+        2.857142874366239149e-01,
+        2.222219843214978396e-01,
+        1.818357216161805012e-01,
+        1.531383769920937332e-01,
         1.479819860511658591e-01,
-    )  # fmt: skip
+    )
     """Factors of the powers of its series: near 2/3, 2/5... 2/15, with a total error below
     2 ** -58."""
 

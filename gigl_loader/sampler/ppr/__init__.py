@@ -1,1 +1,5 @@
-"""Batches by personalised PageRank."""
+"""Batches by personalised PageRank.
+
+Face: `ppr_sampler`.
+Must not know: who owns rows.
+"""

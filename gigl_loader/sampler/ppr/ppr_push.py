@@ -243,9 +243,12 @@ class ForwardPush:
             due = self._due(self._push(due, turn))
         count = self._keys.count
         return SeedScores(
-            self._keys.nodes >> 32, self._nodes(), self._score.upto(count),
-            self.alpha * self._residual.upto(count), self._hop.upto(count),
-        )  # fmt: skip
+            self._keys.nodes >> 32,
+            self._nodes(),
+            self._score.upto(count),
+            self.alpha * self._residual.upto(count),
+            self._hop.upto(count),
+        )
 
     def _nodes(self) -> Array:
         return self._keys.nodes & 0xFFFFFFFF
@@ -276,9 +279,16 @@ class ForwardPush:
         count = self._keys.count
         touched = np.empty(min(scores.size, count), np.int64)
         num_touched = kernels.receive(
-            scores, shares, steps, self._residual.upto(count), self._hop.upto(count),
-            self._seen.upto(count), turn, touched, 0,
-        )  # fmt: skip
+            scores,
+            shares,
+            steps,
+            self._residual.upto(count),
+            self._hop.upto(count),
+            self._seen.upto(count),
+            turn,
+            touched,
+            0,
+        )
         return touched[:num_touched]
 
     def _due(self, touched: Array) -> Array:

@@ -154,8 +154,9 @@ class PPRSampler(NeighborSampler):
         if self._view.is_heterogeneous:
             name = (seed_type, PPR, node_type)
             return [
-                Field.of(key(EDGE_INDEX, name), links), Field.of(key(EDGE_FEATURES, name), values)
-            ]  # fmt: skip
+                Field.of(key(EDGE_INDEX, name), links),
+                Field.of(key(EDGE_FEATURES, name), values),
+            ]
         return [
             Field.of(EDGE_INDEX, links),
             Field.of(EDGE_FEATURES, values),
@@ -173,9 +174,7 @@ class PPRSampler(NeighborSampler):
             sources = self.nodes.find(neighbor, around.ids_of_type(neighbor, others))
             both = np.flatnonzero((targets >= 0) & (sources >= 0))
             walked[edge_type] = EdgeCollector()
-            walked[edge_type].add(
-                sources[both], targets[both], None if ids is None else ids[both]
-            )  # fmt: skip
+            walked[edge_type].add(sources[both], targets[both], None if ids is None else ids[both])
         return walked
 
 
@@ -212,9 +211,14 @@ def ppr_sampler(
         for edge_types, ratio in channels
     ]
     return PPRSampler(
-        view, plan, peers, options=PPRSamplerOptions(**options), seed_types=seed_types,
-        channels=typed, roots=make,
-    )  # fmt: skip
+        view,
+        plan,
+        peers,
+        options=PPRSamplerOptions(**options),
+        seed_types=seed_types,
+        channels=typed,
+        roots=make,
+    )
 
 
 PPR_KIND = SamplerKind("gigl_loader.sampler.ppr.ppr_sampler.ppr_sampler", kernels=("ppr",))
@@ -231,10 +235,14 @@ def ppr_around(
         options: How to push, and how much to keep.
     """
     has_roots = sampler.roots is not None
-    return PPR_KIND.with_keywords({
-        **ppr_keywords(options), "seed_types": sorted(sampler.root_types(input_type)),
-        "around": sampler.name if has_roots else "", "roots": sampler.keywords if has_roots else {},
-    })  # fmt: skip
+    return PPR_KIND.with_keywords(
+        {
+            **ppr_keywords(options),
+            "seed_types": sorted(sampler.root_types(input_type)),
+            "around": sampler.name if has_roots else "",
+            "roots": sampler.keywords if has_roots else {},
+        }
+    )
 
 
 def ppr_keywords(options: PPRSamplerOptions) -> dict[str, Any]:

@@ -51,9 +51,16 @@ class _Arrays:
     def _all(self) -> Any:  # of nine arrays: mypy takes a tuple of any length for all arguments
         """The arrays that the kernels change."""
         return (
-            self.state, self.ring, self.starts, self.counts, self.index, self.holders, self.slots,
-            self.top, self.queue,
-        )  # fmt: skip
+            self.state,
+            self.ring,
+            self.starts,
+            self.counts,
+            self.index,
+            self.holders,
+            self.slots,
+            self.top,
+            self.queue,
+        )
 
     @property
     def newest(self) -> int:

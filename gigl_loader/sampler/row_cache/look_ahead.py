@@ -114,9 +114,12 @@ def _kept_bytes(field: Field) -> int:
 
 
 def _source(
-    field: Field, later: LaterRows, local: Container[int], by_ids: dict[tuple[Owner, int], RowsOf],
+    field: Field,
+    later: LaterRows,
+    local: Container[int],
+    by_ids: dict[tuple[Owner, int], RowsOf],
     remote: dict[RowsOf, RemoteIds],
-) -> RowsOf | None:  # fmt: skip
+) -> RowsOf | None:
     """Return the rows that ``field`` reads from other machines, entered into ``remote``."""
     # Rows on this machine are not cached: they are in memory already, and read in place. A row
     # without columns needs no fetch.

@@ -97,10 +97,17 @@ class RemoteRows:
     """
 
     def __init__(
-        self, source: RowsOf, remote: RemoteIds, plan: Array, cache: RowCache | None,
-        peers: RowPeers, room: RowMemory, counts: RowCounts, earlier: Sequence["RemoteRows"] = (),
+        self,
+        source: RowsOf,
+        remote: RemoteIds,
+        plan: Array,
+        cache: RowCache | None,
+        peers: RowPeers,
+        room: RowMemory,
+        counts: RowCounts,
+        earlier: Sequence["RemoteRows"] = (),
         is_alone: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         (self._owner, self._number), self._remote, self._plan = source, remote, plan
         self._cache, self._peers, self._room, self._counts = cache, peers, room, counts
         self._earlier = earlier
@@ -358,9 +365,16 @@ class Pipeline:
     """
 
     def __init__(
-        self, peers: RowPeers, room: RowMemory, cache: RowCache | None = None, user: int = 0, *,
-        view: PartitionView[Array] | None = None, ready_s: float = READY_S, is_only: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        peers: RowPeers,
+        room: RowMemory,
+        cache: RowCache | None = None,
+        user: int = 0,
+        *,
+        view: PartitionView[Array] | None = None,
+        ready_s: float = READY_S,
+        is_only: bool = False,
+    ) -> None:
         self._view = view
         self._here: dict[int, PartitionView[Array]] = {}
         if view is not None:
@@ -416,11 +430,18 @@ class Pipeline:
             if plan is None or remote.matrices.keys() != set(kept):
                 plan = np.full(remote.ids.size, RowCache.MISSING, np.int32)
             filling.rows[source] = RemoteRows(
-                source, remote, plan, self._cache, self._peers, self._room, filling.counts,
+                source,
+                remote,
+                plan,
+                self._cache,
+                self._peers,
+                self._room,
+                filling.counts,
                 # a row that is planned to be here may be on its way for one of these, and its slot
                 # may then belong to another row
-                [other.rows[source] for other in earlier if source in other.rows], filling.is_alone,
-            )  # fmt: skip
+                [other.rows[source] for other in earlier if source in other.rows],
+                filling.is_alone,
+            )
         return filling
 
     def _is_alone(self) -> bool:

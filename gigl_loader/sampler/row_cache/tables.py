@@ -82,16 +82,19 @@ class RowTable:
         return {
             "state": ("int64", (STATE_SIZE,)),
             "ring": ("int32", (self.references, 4)),
-            "starts": ("int64", batches), "counts": ("int64", batches),
+            "starts": ("int64", batches),
+            "counts": ("int64", batches),
             "index": ("int32", self.index_shape),
-            "holders": ("int64", slots), "slots": ("int32", (self.capacity, 2)),
-            "stored": ("int64", slots), "queue": ("int32", (2 * self.capacity + 1,)),
+            "holders": ("int64", slots),
+            "slots": ("int32", (self.capacity, 2)),
+            "stored": ("int64", slots),
+            "queue": ("int32", (2 * self.capacity + 1,)),
             "top": ("int32", batches),
             **{
                 matrix: (dtype, (self.capacity, *shape))
                 for matrix, (dtype, shape) in self.matrices.items()
             },
-        }  # fmt: skip
+        }
 
     @property
     def nbytes(self) -> int:
@@ -123,9 +126,12 @@ class RowTables(dict[Owner, RowTable]):
 
     @classmethod
     def of_view(
-        cls, view: PartitionView[Any], plan: SamplingPlan, same_host: Mapping[int, Any],
+        cls,
+        view: PartitionView[Any],
+        plan: SamplingPlan,
+        same_host: Mapping[int, Any],
         size: int | float,
-    ) -> "RowTables":  # fmt: skip
+    ) -> "RowTables":
         """Return the tables of a cache for remote rows that ``plan`` reads; see `make_tables`.
 
         Args:
@@ -164,9 +170,11 @@ class RowTables(dict[Owner, RowTable]):
                 row_tables[owner] = RowTable(
                     # Room for two windows: batches of a user that is gone stay known until the ring
                     # is full, and meanwhile the other users must know theirs.
-                    num_ids=num_ids[owner], capacity=capacity, matrices=owned,
+                    num_ids=num_ids[owner],
+                    capacity=capacity,
+                    matrices=owned,
                     references=2 * WINDOW * capacity + _RING_SPARE,
-                )  # fmt: skip
+                )
             return row_tables
 
         if isinstance(size, float):
@@ -178,9 +186,11 @@ class RowTables(dict[Owner, RowTable]):
             _log.warning(
                 "remote_cache of %d bytes keeps %d of %d rows of other machines, since their index "
                 'takes most of it: the smallest useful size here is "%dMB"',
-                size, sum(table.capacity for table in row_tables.values()),
-                sum(remote[owner] for owner in row_tables), -(-least // 10**6),
-            )  # fmt: skip
+                size,
+                sum(table.capacity for table in row_tables.values()),
+                sum(remote[owner] for owner in row_tables),
+                -(-least // 10**6),
+            )
         return cls(row_tables)
 
     def in_order(self) -> "RowTables":

@@ -1,1 +1,5 @@
-"""Neighbours and rows by global id, from whoever owns them."""
+"""Neighbours and rows by global id, from whoever owns them.
+
+Face: `reader`, `row_exchange`, `packing`.
+Must not know: how requests travel.
+"""

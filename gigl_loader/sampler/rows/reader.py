@@ -155,15 +155,28 @@ class LocalReader:
         return degrees
 
     def _count_timed(
-        self, draw: Draw, adjacency: Adjacency[Array], order: TimeOrder[Array], at: Array,
-        trees: TreesAndTimes, replace: bool, rows: tuple[Array, Array, Array],
-    ) -> tuple[int, int]:  # fmt: skip
+        self,
+        draw: Draw,
+        adjacency: Adjacency[Array],
+        order: TimeOrder[Array],
+        at: Array,
+        trees: TreesAndTimes,
+        replace: bool,
+        rows: tuple[Array, Array, Array],
+    ) -> tuple[int, int]:
         assert trees.until is not None, "requests by time say until when"
         since = _NO_TIMES if trees.since is None else trees.since
         total_and_most: tuple[int, int] = tree_kernels.count_timed(
-            adjacency.indptr, order.times, at, since, trees.until, draw.fanout, replace, draw.last,
+            adjacency.indptr,
+            order.times,
+            at,
+            since,
+            trees.until,
+            draw.fanout,
+            replace,
+            draw.last,
             *rows,
-        )  # fmt: skip
+        )
         return total_and_most
 
     def _num_rows_of(self, edge_type: EdgeType) -> int:
@@ -297,9 +310,13 @@ class GraphReader:
         return self._peers
 
     def _merge(
-        self, draw: Draw, nodes: Array, trees: TreesAndTimes | None, split: Split,
+        self,
+        draw: Draw,
+        nodes: Array,
+        trees: TreesAndTimes | None,
+        split: Split,
         pending: dict[int, PendingAnswer[Drawn]],
-    ) -> Drawn:  # fmt: skip
+    ) -> Drawn:
         parts: dict[int, Drawn] = {}
         for partition in self._edges_here.keys() & split.keys():  # while the others respond
             at = split[partition]
@@ -377,9 +394,14 @@ class GraphReader:
         return rows.dtype, shape, self._ask(kind, name, ids, split, rows.dtype, shape[1:])
 
     def _ask(
-        self, kind: str, name: RowsName, ids: Array, split: Split, dtype: str,
+        self,
+        kind: str,
+        name: RowsName,
+        ids: Array,
+        split: Split,
+        dtype: str,
         row_shape: tuple[int, ...],
-    ) -> Callable[[Array], None]:  # fmt: skip
+    ) -> Callable[[Array], None]:
         """Request remote rows; return a function that waits and writes all rows to an array."""
         matrix = f"{kind} {name}"
         # a batch may request rows of one matrix twice, for other ids: the first responses must

@@ -90,9 +90,13 @@ class RequestedRows:
     """
 
     def __init__(
-        self, peers: RowPeers | None, kind: str, name: RowsName,
-        pieces: Iterable[tuple[int, Array]], out: Array,
-    ) -> None:  # fmt: skip
+        self,
+        peers: RowPeers | None,
+        kind: str,
+        name: RowsName,
+        pieces: Iterable[tuple[int, Array]],
+        out: Array,
+    ) -> None:
         self.rows, start = out, 0
         self._answers: list[PendingAnswer[RowsAnswer]] = []
         for owner, ids in pieces:

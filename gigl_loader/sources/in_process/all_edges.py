@@ -32,9 +32,12 @@ class AllEdgesGraph(LocalDeviceGraph):
     """
 
     def __init__(
-        self, partitions: PartitionedGraph, place: Placement, edge_types: list[EdgeType],
+        self,
+        partitions: PartitionedGraph,
+        place: Placement,
+        edge_types: list[EdgeType],
         kernels: TorchKernels,
-    ) -> None:  # fmt: skip
+    ) -> None:
         view = partitions.view
         edges, times = dict(view.adjacency), dict(view.times)
         for name in edge_types:
@@ -60,9 +63,10 @@ def _gathered(
     """Return the edges of all ranks as one adjacency; see `AllEdgesGraph`."""
     places = torch.arange(own.indices.numel(), device=own.indices.device)
     more = [
-        own.edge_ids_at(places) if own.has_edge_ids else None, own.weights,
+        own.edge_ids_at(places) if own.has_edge_ids else None,
+        own.weights,
         None if order is None else order.times,
-    ]  # fmt: skip
+    ]
     columns = [own.indptr, own.indices, *more]
     ranks.check_room(sum(column.nbytes for column in columns if column is not None))
     degrees = own.indptr.diff()

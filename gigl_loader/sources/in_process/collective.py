@@ -142,9 +142,12 @@ class CollectiveCall(Generic[T]):
     """A request; its response comes with the round that `wait` starts, or an earlier one."""
 
     def __init__(
-        self, peers: "CollectivePeers", request: object, method: str,
+        self,
+        peers: "CollectivePeers",
+        request: object,
+        method: str,
         read: Callable[[PieceReader], T],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._peers, self.question, self._read = peers, (request, method), read
         self._answer: T | None = None
 
@@ -405,9 +408,12 @@ class CollectivePeers:
         return answers
 
     def _exchange(
-        self, asked: list[list[CollectiveCall[Any]]], sent: Array, lengths: list[int],
+        self,
+        asked: list[list[CollectiveCall[Any]]],
+        sent: Array,
+        lengths: list[int],
         sizes: list[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         questions = self._swap("questions", sent, sizes, lengths)
         # The memory of the sent requests is free by now, and responses overwrite it.
         sent, lengths, error = self._answers(questions)

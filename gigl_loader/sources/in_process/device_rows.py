@@ -143,9 +143,12 @@ class DeviceRows:
         self._view, self._memory, self._group = view, memory, group
 
     def fetch(
-        self, peers: CollectivePeers, fields: Sequence[Field], turn: Callable[[], bool],
+        self,
+        peers: CollectivePeers,
+        fields: Sequence[Field],
+        turn: Callable[[], bool],
         passed: Callable[[], None],
-    ) -> LentTensors | None:  # fmt: skip
+    ) -> LentTensors | None:
         """Return the rows of a batch; None if `turn` returned False. Collective.
 
         Args:
@@ -179,9 +182,12 @@ class DeviceRows:
         with peers.named_failures(), self._memory.in_use():
             dist.all_to_all_single(
                 # Rows for others lie first, rank by rank, so that they are sent from there.
-                load.came, load.uploaded[: sum(load.send)], load.receive, load.send,
+                load.came,
+                load.uploaded[: sum(load.send)],
+                load.receive,
+                load.send,
                 group=self._group,
-            )  # fmt: skip
+            )
             passed()
             # On the stream of the exchange: it comes after it without a wait of the host.
             pairs = zip(wanted, load.out, strict=True)
@@ -215,9 +221,12 @@ class DeviceRows:
         return by_rank_requests, receive
 
     def _loaded(
-        self, store: LocalReader, wanted: Sequence[_BatchMatrix],
-        questions: list[tuple[list[RowsRequest], int]], receive: list[int],
-    ) -> _RowUpload:  # fmt: skip
+        self,
+        store: LocalReader,
+        wanted: Sequence[_BatchMatrix],
+        questions: list[tuple[list[RowsRequest], int]],
+        receive: list[int],
+    ) -> _RowUpload:
         """Read the rows for this rank and for others, and start the copy to the device."""
         packing, send = Packing(), []
         for requests, expected in questions:

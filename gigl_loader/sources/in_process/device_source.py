@@ -108,10 +108,14 @@ class PlacedSource(InProcessSource):
         each_tensor(graph.view, shared.append)
         self._device_memory.borrow(shared)
         self.sampler = DeviceSampler(
-            self._roots, self._plan, graph, kernels, self._device_memory,
+            self._roots,
+            self._plan,
+            graph,
+            kernels,
+            self._device_memory,
             self.source_options.timeout_s,
             None if place.cache is None else place.cache.size,
-        )  # fmt: skip
+        )
         """The steps of a batch, from its roots to its rows."""
         # seeds alone: links and labels add roots, which are counted when they are there
         self.sampler.check(self.sampling_config.batch_size, *self._under_way_and_free())

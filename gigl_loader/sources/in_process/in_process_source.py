@@ -164,9 +164,14 @@ class EpochBatches:
     """
 
     def __init__(
-        self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int], order: Any,
-        room: int, num_ahead: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        attempt: Attempt,
+        batches: Sequence[int],
+        positions: Sequence[int],
+        order: Any,
+        room: int,
+        num_ahead: int | None = None,
+    ) -> None:
         self.attempt, self.batches, self.positions = attempt, batches, positions
         self.order = order
         self.taken = 0
@@ -306,9 +311,11 @@ class InProcessSource:
         columns = {name: tensors.as_array(column) for name, column in extra.items()}
         self._input = SeedInput(sampler_input.node.numpy(), columns)
         self._orders = SeedOrders(
-            SeedInput(sampler_input.node, dict(extra)), config, source_options.seed,
+            SeedInput(sampler_input.node, dict(extra)),
+            config,
+            source_options.seed,
             source_options.groups_per_batch,
-        )  # fmt: skip
+        )
         self._sampler_kind = sampler_kind(sampler_options)
         self._concurrency, self._device = concurrency, device or torch.device("cpu")
         self._rows: DeviceRows | None = None
@@ -342,11 +349,12 @@ class InProcessSource:
         self._samplers = [
             # rows that go from device to device are exchanged after the batch was sampled
             self._sampler_kind.build(
-                self._view, self._plan,
+                self._view,
+                self._plan,
                 lane if lane is None or self._rows is None else LaterPeers(lane),
             )
             for lane in lanes
-        ]  # fmt: skip
+        ]
         self._memory = [own_messages(pin_memory=self._device.type == "cuda") for _ in lanes]
 
     @property
@@ -389,11 +397,13 @@ class InProcessSource:
             # Daemons: the interpreter does not wait at its end for lanes whose other ranks are
             # gone.
             new_thread(
-                target=self._run, args=(begun, lane),
-                name=f"gigl_loader samples epoch {attempt.epoch}, lane {lane}", on_death=begun.fail,
+                target=self._run,
+                args=(begun, lane),
+                name=f"gigl_loader samples epoch {attempt.epoch}, lane {lane}",
+                on_death=begun.fail,
             )
             for lane in range(len(self._peers))
-        ]  # fmt: skip
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -505,9 +515,11 @@ class InProcessSource:
             return False
         if self._rows is not None:
             rows = self._rows.fetch(
-                peers, sampled[1] if sampled else [], partial(epoch.turns.wait, step),
+                peers,
+                sampled[1] if sampled else [],
+                partial(epoch.turns.wait, step),
                 partial(epoch.turns.passed, step),
-            )  # fmt: skip
+            )
             # An earlier step was the last one, on all ranks.
             if rows is None:
                 return False
@@ -552,23 +564,38 @@ class InProcessSource:
         return self._received(request, message, nbytes, *seconds, lane), later
 
     def _received(
-        self, request: SampleRequest, message: SampleMessage, nbytes: int, sample_s: float,
-        gather_s: float, lane: int = 0,
-    ) -> Received:  # fmt: skip
+        self,
+        request: SampleRequest,
+        message: SampleMessage,
+        nbytes: int,
+        sample_s: float,
+        gather_s: float,
+        lane: int = 0,
+    ) -> Received:
         """Return a batch with its measurements, which are those that workers send."""
         stats = {
-            "seeds": request.seeds.size, "idle_s": 0.0, "sample_s": sample_s, "gather_s": gather_s,
-            "ended_ns": time.time_ns(), "asked": self._peers[0].size - 1 if self._peers else 0,
-            "worker": lane, "nbytes": nbytes,
-        }  # fmt: skip
+            "seeds": request.seeds.size,
+            "idle_s": 0.0,
+            "sample_s": sample_s,
+            "gather_s": gather_s,
+            "ended_ns": time.time_ns(),
+            "asked": self._peers[0].size - 1 if self._peers else 0,
+            "worker": lane,
+            "nbytes": nbytes,
+        }
         return Received(request.ticket, message, stats)
 
     def _request_of(self, epoch: EpochBatches, step: int) -> SampleRequest:
         attempt = epoch.attempt
         ticket = BatchTicket(
-            0, attempt.serial, attempt.epoch, epoch.batches[step], epoch.positions[step],
-            attempt.seed, step,
-        )  # fmt: skip
+            0,
+            attempt.serial,
+            attempt.epoch,
+            epoch.batches[step],
+            epoch.positions[step],
+            attempt.seed,
+            step,
+        )
         return self._input.request(ticket, epoch.order, self.sampling_config.batch_size)
 
     # -- stop --------------------------------------------------------------------------------------

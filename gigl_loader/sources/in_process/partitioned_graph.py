@@ -86,9 +86,13 @@ class PartitionedGraph:
     """
 
     def __init__(
-        self, view: PartitionView[Tensor], plan: SamplingPlan, kernels: TorchKernels,
-        memory: DeviceMemory, peers: CollectivePeers,
-    ) -> None:  # fmt: skip
+        self,
+        view: PartitionView[Tensor],
+        plan: SamplingPlan,
+        kernels: TorchKernels,
+        memory: DeviceMemory,
+        peers: CollectivePeers,
+    ) -> None:
         self.view, self._plan, self._kernels = view, plan, kernels
         self._memory, self._peers = memory, peers
         group = device_group(peers, memory)
@@ -154,17 +158,20 @@ class PartitionedGraph:
         books = [self._owners_of(request) for request in requests]
         keys = [signed(request.draw.key) for request in requests]
         routes = self._routed(books, keys)
-        columns = [self._columns_of(request)[order] for request, order in
-                   zip(requests, routes.orders, strict=True)]  # fmt: skip
+        columns = [
+            self._columns_of(request)[order]
+            for request, order in zip(requests, routes.orders, strict=True)
+        ]
         came = self._sent(columns, routes)
         sizes = [self._response_size(request) for request in requests]
         keys_of_rows = self._keys_of_rows(routes)
         # One draw for all ranks, whose keys differ: by rank, the rows of each request.
         drawn = [
-            self._drawn(request, torch.cat([by_kind[at] for by_kind in came]), keys_of_rows[at])
-            .split(routes.receive[at])
+            self._drawn(
+                request, torch.cat([by_kind[at] for by_kind in came]), keys_of_rows[at]
+            ).split(routes.receive[at])
             for at, request in enumerate(requests)
-        ]  # fmt: skip
+        ]
         sent = torch.cat(
             [by_rank[rank].reshape(-1) for rank in range(self._peers.size) for by_rank in drawn]
         )
@@ -220,10 +227,13 @@ class PartitionedGraph:
             columns[:, min(at, self._columns - 1)].contiguous() for at in range(4)
         )
         request = replace(
-            request, ids=ids, drawn_by=drawn_by, keys=keys,
+            request,
+            ids=ids,
+            drawn_by=drawn_by,
+            keys=keys,
             until=until if request.draw.timed else None,
             since=since if request.draw.timed else None,
-        )  # fmt: skip
+        )
         rows = adjacency.locate(ids)
         drawn = drawn_from(self.view, self._kernels, request, rows, self.degrees[name])
         if not self._plan.with_edge:
@@ -252,11 +262,14 @@ class PartitionedGraph:
             return by_matrix
         owners = list(dict.fromkeys(owner_of(*matrix) for matrix in wanted))
         routes = self._routed([self._row_owners(owner, ids[owner]) for owner in owners])
-        columns = [ids[owner][order][:, None] for owner, order in
-                   zip(owners, routes.orders, strict=True)]  # fmt: skip
+        columns = [
+            ids[owner][order][:, None] for owner, order in zip(owners, routes.orders, strict=True)
+        ]
         came = self._sent(columns, routes)
-        theirs = {owner: torch.cat([by_kind[at] for by_kind in came]).view(-1)
-                  for at, owner in enumerate(owners)}  # fmt: skip
+        theirs = {
+            owner: torch.cat([by_kind[at] for by_kind in came]).view(-1)
+            for at, owner in enumerate(owners)
+        }
         back = {owner: _inverse(order) for owner, order in zip(owners, routes.orders, strict=True)}
         exchanges = []
         for matrix in wanted:
@@ -289,8 +302,10 @@ class PartitionedGraph:
         """Tell each rank how many ids it is sent, and ``further``; the host waits for all."""
         size = self._peers.size
         orders = [torch.argsort(ranks, stable=True) for ranks in owners]
-        counts = [ranks.new_zeros(size + 1).scatter_add_(0, ranks, torch.ones_like(ranks))[:size]
-                  for ranks in owners]  # fmt: skip
+        counts = [
+            ranks.new_zeros(size + 1).scatter_add_(0, ranks, torch.ones_like(ranks))[:size]
+            for ranks in owners
+        ]
         send = self._on_host(torch.stack(counts)) if counts else []
         words = [[column[rank] for column in send] + list(further) for rank in range(size)]
         came = self._peers.meet(words)

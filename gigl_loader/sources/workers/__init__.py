@@ -1,1 +1,5 @@
-"""Runs samplers in worker processes: start, feed, watch, stop."""
+"""Samplers in worker processes: started, fed, watched, replaced, stopped.
+
+Face: `producer`, `rendezvous`, `job_turns`, `schedule`, `supervisor`.
+Must not know: who takes the batches.
+"""

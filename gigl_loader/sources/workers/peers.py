@@ -156,10 +156,16 @@ class PartitionServer:
     """
 
     def __init__(
-        self, access: Access, view: PartitionView[Array], name: str, listener: int | None = None,
-        awaits_s: float | None = None, patience_s: float = SILENCE_S, return_s: float = RETURN_S,
+        self,
+        access: Access,
+        view: PartitionView[Array],
+        name: str,
+        listener: int | None = None,
+        awaits_s: float | None = None,
+        patience_s: float = SILENCE_S,
+        return_s: float = RETURN_S,
         silence_s: float = SILENCE_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._awaits_s, self._patience_s, self.return_s = awaits_s, patience_s, return_s
         self._of_thread = ReaderOfThread(view)
         self._changed = threading.Condition()  # guards the next three attributes
@@ -174,10 +180,18 @@ class PartitionServer:
             "rows": Method(_ROWS, RowsAnswer, self._rows),
         }
         self._listener = Listener(
-            access.host, 0, access.security, table, name,
-            on_peer=self._came, on_end=self._left, max_ask_bytes=_MAX_ASK_BYTES, inherits=listener,
-            incarnation=access.incarnation, silence_s=silence_s,
-        )  # fmt: skip
+            access.host,
+            0,
+            access.security,
+            table,
+            name,
+            on_peer=self._came,
+            on_end=self._left,
+            max_ask_bytes=_MAX_ASK_BYTES,
+            inherits=listener,
+            incarnation=access.incarnation,
+            silence_s=silence_s,
+        )
         self.address: tuple[str, int] = self._listener.address
         self._listener.start()  # last, as a caller may come at once
 
@@ -269,14 +283,17 @@ class LostWorkerAnswers:
         def refuse(question: Any, peer: Peer) -> Any:
             raise PeerError(words)
 
-        table = {
-            "draw": Method(_DRAW, _DRAWN, refuse),
-            "rows": Method(_ROWS, RowsAnswer, refuse),
-        }
+        table = {"draw": Method(_DRAW, _DRAWN, refuse), "rows": Method(_ROWS, RowsAnswer, refuse)}
         self._listener = Listener(
-            access.host, 0, access.security, table, name, max_ask_bytes=_MAX_ASK_BYTES,
-            inherits=listener, incarnation=access.incarnation,
-        ).start()  # fmt: skip
+            access.host,
+            0,
+            access.security,
+            table,
+            name,
+            max_ask_bytes=_MAX_ASK_BYTES,
+            inherits=listener,
+            incarnation=access.incarnation,
+        ).start()
 
     def close(self) -> None:
         """Stop responding. Idempotent."""
@@ -298,9 +315,10 @@ class Traffic:
     def stats(self) -> dict[str, Any]:
         """Return the counts as part of a batch's measurements."""
         return {
-            "rows_from": dict(self.rows), "network_s": self.waited_s,
+            "rows_from": dict(self.rows),
+            "network_s": self.waited_s,
             "received": {"rows": self.row_bytes, "structure": self.structure_bytes},
-        }  # fmt: skip
+        }
 
 
 class Answer(Generic[T]):
@@ -315,9 +333,13 @@ class Answer(Generic[T]):
     """
 
     def __init__(
-        self, reply: Reply[Any], who: str, timeout_s: float, read: Callable[[Any], T],
+        self,
+        reply: Reply[Any],
+        who: str,
+        timeout_s: float,
+        read: Callable[[Any], T],
         waited: Callable[[float], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._reply, self._who, self.timeout_s, self._read = reply, who, timeout_s, read
         self._waited = waited
 
@@ -375,9 +397,14 @@ class PeerClient:
     rows_later = False
 
     def __init__(
-        self, asked: Mapping[int, WorkerAddress], access: Access, name: str, timeout_s: float,
-        lanes: int, patience_s: float = SILENCE_S,
-    ) -> None:  # fmt: skip
+        self,
+        asked: Mapping[int, WorkerAddress],
+        access: Access,
+        name: str,
+        timeout_s: float,
+        lanes: int,
+        patience_s: float = SILENCE_S,
+    ) -> None:
         self._name, self._timeout_s, self._lanes = name, timeout_s, lanes
         self._whom = {p: f"{worker.name} (partition {p})" for p, worker in asked.items()}
         # no caller connects before its first request or `connect`

@@ -30,9 +30,13 @@ _EXIT_REPORT_S = 10.0
 """Seconds that the supervisor may take to report how a worker ended; it takes milliseconds if it
 gets to run. After that the worker counts as gone for an unknown reason."""
 _STATES = {
-    "T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a debugger",
-    "D": "waiting for a disk or device", "R": "running", "S": "sleeping", "Z": "dead",
-}  # fmt: skip
+    "T": "stopped by a signal (SIGSTOP or SIGTSTP)",
+    "t": "stopped by a debugger",
+    "D": "waiting for a disk or device",
+    "R": "running",
+    "S": "sleeping",
+    "Z": "dead",
+}
 
 _live_pools: "weakref.WeakSet[WorkerPool]" = weakref.WeakSet()
 
@@ -300,9 +304,13 @@ class WorkerPool:
     # -- talk -----------------------------------------------------------------------------------
 
     def _start_again(
-        self, restarts: Restarts, number: int, pid: int | None, exitcode: int | None,
+        self,
+        restarts: Restarts,
+        number: int,
+        pid: int | None,
+        exitcode: int | None,
         orphan_of: int | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Restart a worker that was ended from outside while the pool starts.
 
         Raises:

@@ -127,22 +127,32 @@ class DistSamplingProducer:
         self._main_path = main_path_of(worker_init_fn)
         self._pool = WorkerPool(self.num_workers, tensors.dumps)
         self._orders = SeedOrders(
-            self._seed_input, sampling_config, self.source_options.seed,
+            self._seed_input,
+            sampling_config,
+            self.source_options.seed,
             self.source_options.groups_per_batch,
-        )  # fmt: skip
+        )
         self.recovery = Recovery(
-            self._pool, worker_options.worker_concurrency, self.source_options.max_restarts,
-            self._orders.seeds_of, self._check_files,
-        )  # fmt: skip
+            self._pool,
+            worker_options.worker_concurrency,
+            self.source_options.max_restarts,
+            self._orders.seeds_of,
+            self._check_files,
+        )
         self._looked_at_files = 0.0
         """Time of the last look at the dataset's files (`time.monotonic`)."""
         self._restart_thread: RestartThread | None = None
         # one lock for all attributes above: consumers, `RestartThread` and status use them at once
         self._lock = threading.RLock()
         self._tasks = Tasks(
-            self.recovery, channel, self._orders, worker_options.worker_concurrency, self._ranks,
-            self._lock, None if turns is None else turns[0].place(turns[1], self._pool.wake),
-        )  # fmt: skip
+            self.recovery,
+            channel,
+            self._orders,
+            worker_options.worker_concurrency,
+            self._ranks,
+            self._lock,
+            None if turns is None else turns[0].place(turns[1], self._pool.wake),
+        )
         self._shut_down = False
         self.add_stream(0, channel.capacity)
 
@@ -200,9 +210,10 @@ class DistSamplingProducer:
         with self._ending_on_failure():
             try:
                 self._pool.start(
-                    self._worker_setup(), self.source_options.timeout_s,
+                    self._worker_setup(),
+                    self.source_options.timeout_s,
                     self.source_options.max_restarts,
-                )  # fmt: skip
+                )
             except WorkerDiedError as error:
                 if (changed := changed_file(error, self._check_files)) is not None:
                     raise changed from error
@@ -262,10 +273,12 @@ class DistSamplingProducer:
             users_code=self._users_code,
             main_path=self._main_path,
             kernels=kernels_of(
-                self._plan, self._sampler, has_peers=self._ranks.access is not None,
+                self._plan,
+                self._sampler,
+                has_peers=self._ranks.access is not None,
                 caches=self.source_options.producers_cache is not None,
             ),
-        )  # fmt: skip
+        )
 
     def _cpus_of_a_worker(self) -> int:
         context = get_context()
@@ -296,9 +309,13 @@ class DistSamplingProducer:
             self._tasks.remove(number)
 
     def start_epoch(
-        self, epoch: Attempt | int, batches: Sequence[int] | None = None,
-        positions: Sequence[int] | None = None, *, stream: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        epoch: Attempt | int,
+        batches: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None,
+        *,
+        stream: int = 0,
+    ) -> None:
         """Begin an epoch; the rest of the previous one is dropped.
 
         Args:

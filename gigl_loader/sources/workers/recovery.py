@@ -48,9 +48,13 @@ class Recovery:
     """
 
     def __init__(
-        self, pool: WorkerPool, concurrency: int, max_restarts: int,
-        seeds_of: Callable[[BatchTicket], list[int]], check_files: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        pool: WorkerPool,
+        concurrency: int,
+        max_restarts: int,
+        seeds_of: Callable[[BatchTicket], list[int]],
+        check_files: Callable[[], None],
+    ) -> None:
         self.pool, self._seeds_of, self._check_files = pool, seeds_of, check_files
         self.under_way = UnderWay(pool.num_workers, concurrency)
         self.restarts = Restarts(max_restarts)
@@ -206,9 +210,10 @@ class Recovery:
         self._due[worker] = time.monotonic() + pause
         logger.warning(
             "%s; it is replaced (%d of max_restarts left in this epoch), and samples again: %s",
-            hung or WorkerDiedError(worker, pid, exitcode), self.restarts.left,
+            hung or WorkerDiedError(worker, pid, exitcode),
+            self.restarts.left,
             _named(suspects) if suspects else f"{num_had} batches",
-        )  # fmt: skip
+        )
         return None
 
     def note_progress(self) -> None:
@@ -295,9 +300,13 @@ class Recovery:
         return f"; its {len(seeds)} seeds are [{shown}]"
 
     def _error_of_batch(
-        self, ticket: BatchTicket, worker: int, pid: int | None, exitcode: int | None,
+        self,
+        ticket: BatchTicket,
+        worker: int,
+        pid: int | None,
+        exitcode: int | None,
         hung: str | None,
-    ) -> GiglLoaderError:  # fmt: skip
+    ) -> GiglLoaderError:
         note = (
             f"{_named([ticket])} was lost with two workers that ended while they sampled it alone, "
             f"so it is not sampled a third time{self._seeds_told(ticket)}"

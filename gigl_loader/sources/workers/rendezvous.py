@@ -168,9 +168,15 @@ class StoreRendezvous(Rendezvous):
     """
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, timeout_s: float, outage_s: float = 0.0,
-        *, answers_s: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        outage_s: float = 0.0,
+        *,
+        answers_s: float | None = None,
+    ) -> None:
         super().__init__(rank, world_size, timeout_s)
         # its connection continues once packets pass again: no request has to be repeated
         self._answers_s = max(_STORE_ANSWERS_S if answers_s is None else answers_s, outage_s)
@@ -207,8 +213,11 @@ class StoreRendezvous(Rendezvous):
                 missing = self._ask(lambda: self._missing(key, wanted), doing)
                 _log.info(
                     "rank %d has waited %.0f s for %r of ranks %s",
-                    self.rank, now - start, key, missing,
-                )  # fmt: skip
+                    self.rank,
+                    now - start,
+                    key,
+                    missing,
+                )
             time.sleep(min(nap, max(0.0, start + limit_s - now)))
             nap = min(2 * nap, max(_LONGEST_NAP_S, _NAP_PER_RANK_S * self.world_size))
 

@@ -36,15 +36,48 @@ _ANSWER_S = 5.0
 run. One that takes longer is stopped, and is replaced."""
 
 _READ_AT_START = (
-    "BLIS", "COVERAGE", "GIGL_", "GLIBC", "GOTO", "HOME", "KMP", "LANG", "LC_", "LD_", "MALLOC",
-    "MKL", "NPY", "NUMBA_", "OMP", "OPENBLAS", "OPENSSL", "PYTHON", "TEMP", "TMP", "TZ", "VECLIB",
+    "BLIS",
+    "COVERAGE",
+    "GIGL_",
+    "GLIBC",
+    "GOTO",
+    "HOME",
+    "KMP",
+    "LANG",
+    "LC_",
+    "LD_",
+    "MALLOC",
+    "MKL",
+    "NPY",
+    "NUMBA_",
+    "OMP",
+    "OPENBLAS",
+    "OPENSSL",
+    "PYTHON",
+    "TEMP",
+    "TMP",
+    "TZ",
+    "VECLIB",
     "XDG",
-)  # fmt: skip
+)
 """Begins of variables that an interpreter, a library or this package may read only once."""
 _OF_A_THREAD = (
-    "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd",
-    "CapAmb", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed",
-)  # fmt: skip
+    "Umask",
+    "Uid",
+    "Gid",
+    "Groups",
+    "SigBlk",
+    "SigIgn",
+    "CapInh",
+    "CapPrm",
+    "CapEff",
+    "CapBnd",
+    "CapAmb",
+    "NoNewPrivs",
+    "Seccomp",
+    "Cpus_allowed",
+    "Mems_allowed",
+)
 """Lines of ``/proc/thread-self/status`` that a child process inherits."""
 _LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 _SELF = Path("/proc/thread-self")
@@ -78,12 +111,16 @@ def _inherited() -> list[object]:
     """Return what a child has from the thread that starts it, and keeps."""
     lines = (_SELF / "status").read_text().splitlines()
     return [
-        os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), os.getpgid(0), os.getsid(0),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        os.sched_getscheduler(0),
+        os.getpgid(0),
+        os.getsid(0),
         [resource.getrlimit(limit) for limit in _LIMITS],
         [line for line in lines if line.startswith(_OF_A_THREAD)],
-        (_SELF / "cgroup").read_text(), Path("/proc/self/oom_score_adj").read_text(),
+        (_SELF / "cgroup").read_text(),
+        Path("/proc/self/oom_score_adj").read_text(),
         [os.readlink(namespace) for namespace in sorted((_SELF / "ns").iterdir())],
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +137,9 @@ class Supervisor:
         order = (
             {name: value for name, value in now.items() if before.get(name) != value},
             [name for name in before if name not in now],
-            list(sys.path), list(kernels),
-        )  # fmt: skip
+            list(sys.path),
+            list(kernels),
+        )
         try:
             folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
             try:

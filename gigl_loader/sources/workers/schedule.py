@@ -58,9 +58,8 @@ class BatchStream(Generic[T]):
         """Called with the stream's number when one of its batches may be started."""
 
     def start(
-        self, attempt: Attempt | int, batches: Sequence[int],
-        positions: Sequence[int] | None = None,
-    ) -> Attempt:  # fmt: skip
+        self, attempt: Attempt | int, batches: Sequence[int], positions: Sequence[int] | None = None
+    ) -> Attempt:
         """Begin an epoch over ``batches`` and drop the rest of the last one; return the attempt.
 
         Args:
@@ -259,9 +258,16 @@ _FIRST_PAUSE_S, _GROWTH, _LONGEST_PAUSE_S = 0.05, 4.0, 5.0
 
 
 _OWN_SIGNALS = {
-    signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP,
-    signal.SIGSYS, signal.SIGXCPU, signal.SIGXFSZ,
-}  # fmt: skip
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGABRT,
+    signal.SIGILL,
+    signal.SIGFPE,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+    signal.SIGXCPU,
+    signal.SIGXFSZ,
+}
 """Signals that the kernel sends for a fault of the process itself."""
 
 

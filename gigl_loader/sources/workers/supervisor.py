@@ -187,9 +187,13 @@ class _Watch:
             pipe.send(self._control, (pipe.RESTING,))
 
     def _serve(
-        self, fds: list[int], variables: dict[str, str], unset: list[str], path: list[str],
+        self,
+        fds: list[int],
+        variables: dict[str, str],
+        unset: list[str],
+        path: list[str],
         kernels: list[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Become as one that the trainer would start now; see `resting`."""
         self._rest_s = None
         with contextlib.suppress(OSError):

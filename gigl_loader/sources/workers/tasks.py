@@ -53,9 +53,15 @@ class Tasks:
     """
 
     def __init__(
-        self, recovery: Recovery, channel: MessageMemory, orders: SeedOrders, concurrency: int,
-        ranks: Agreement, lock: threading.RLock, place: Place | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        recovery: Recovery,
+        channel: MessageMemory,
+        orders: SeedOrders,
+        concurrency: int,
+        ranks: Agreement,
+        lock: threading.RLock,
+        place: Place | None = None,
+    ) -> None:
         self._recovery, self._channel = recovery, channel
         self._ranks, self._lock = ranks, lock
         self._warned_small_channel = False
@@ -85,9 +91,12 @@ class Tasks:
         self._queue.remove(number)
 
     def begin(
-        self, number: int, attempt: Attempt | int, batches: Sequence[int],
+        self,
+        number: int,
+        attempt: Attempt | int,
+        batches: Sequence[int],
         positions: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Begin an epoch of a consumer, and tell the workers; `dispatch` gives its batches out."""
         state = self.streams[number]
         attempt = state.start(attempt, batches, positions)
@@ -208,9 +217,10 @@ class Tasks:
             self._warned_small_channel = True
             _log.warning(
                 "a batch takes %d bytes and channel_size is %d: batches are made one at a time; "
-                "give at least twice as much as a batch for each worker", largest,
+                "give at least twice as much as a batch for each worker",
+                largest,
                 self._channel.size,
-            )  # fmt: skip
+            )
         return largest
 
     def _has_room(self) -> bool:
@@ -325,9 +335,15 @@ class Tasks:
             self._give_up(event.worker, error)
 
     def _file_batch(
-        self, event: WorkerEvent, ticket: BatchTicket, slot: int, nbytes: int,
-        retired: tuple[int, ...], layout: Any, stats: dict[str, Any],
-    ) -> None:  # fmt: skip
+        self,
+        event: WorkerEvent,
+        ticket: BatchTicket,
+        slot: int,
+        nbytes: int,
+        retired: tuple[int, ...],
+        layout: Any,
+        stats: dict[str, Any],
+    ) -> None:
         # first of all, whether the batch is still wanted or not: the worker is done with it
         self._recovery.note_done(event.worker, ticket)
         fd = event.fds[0] if event.fds else None

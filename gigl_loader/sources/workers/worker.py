@@ -109,10 +109,13 @@ class Worker:
         if self._setup.access is not None:
             name = f"sampling worker {self._number}"
             self._answering = PartitionServer(
-                self._setup.access, self._setup.view, name, self._listens_on,
+                self._setup.access,
+                self._setup.view,
+                name,
+                self._listens_on,
                 awaits_s=_COMES_BACK_S if self._replaces else None,
                 patience_s=self._setup.patience_s,
-            )  # fmt: skip
+            )
         self._plugins = pickle.loads(self._setup.plugins)
         if self._plugins.init_fn is not None:
             self._plugins.init_fn(self._number)
@@ -172,9 +175,13 @@ class Worker:
         return ticket.attempt == attempt
 
     def _connect(
-        self, name: str, assignment: Assignment | None, offers: dict[int, list[Offer]],
-        has_cache: bool, rows_apart: bool,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        assignment: Assignment | None,
+        offers: dict[int, list[Offer]],
+        has_cache: bool,
+        rows_apart: bool,
+    ) -> None:
         setup, self._rows_apart = self._setup, rows_apart
         memory: AheadMemory[Array] | None = None
         if has_cache:
@@ -186,8 +193,9 @@ class Worker:
             logger.warning(
                 "%s asks over TCP for partitions %s, which are on this machine: their memory "
                 "cannot be seen from here (another user's, or another container's)",
-                name, sorted(unseen),
-            )  # fmt: skip
+                name,
+                sorted(unseen),
+            )
         if assignment is not None:
             self._askers = assignment.askers
             self._ask_from_now_on(name, assignment)
@@ -251,8 +259,11 @@ class Worker:
             if time.monotonic() - max(started, self._answering.last_asked) > linger_s:
                 logger.warning(
                     "worker %d no longer answers other partitions: for %.0f s none of these asked, "
-                    "or said that it was done: %s", self._number, linger_s, sorted(missing),
-                )  # fmt: skip
+                    "or said that it was done: %s",
+                    self._number,
+                    linger_s,
+                    sorted(missing),
+                )
                 return
 
     # -- sampling -------------------------------------------------------------------------------
@@ -322,10 +333,14 @@ class Worker:
         batch = copy_drawn(sampled_fields(sampler, request, view), local)
         is_ahead = ticket.stream == pipe.STREAM_AHEAD
         drawn = Waiting(
-            ticket.serial, ticket.turn, ticket, batch,
+            ticket.serial,
+            ticket.turn,
+            ticket,
+            batch,
             pipeline.add(batch) if is_ahead else NOT_PLANNED,
-            request.seeds.size, time.perf_counter() - started,
-        )  # fmt: skip
+            request.seeds.size,
+            time.perf_counter() - started,
+        )
         if not is_ahead:
             self._fill(pipeline, drawn, idle_s)
             return
@@ -344,9 +359,12 @@ class Worker:
         filling = pipeline.ask(drawn.batch, drawn.number)
         written = pipeline.complete(filling, self._slots.write)
         stats = {
-            "seeds": drawn.num_seeds, "idle_s": idle_s, "sample_s": drawn.sample_s,
-            "gather_s": time.perf_counter() - started, "cached_rows": filling.num_cached,
-        }  # fmt: skip
+            "seeds": drawn.num_seeds,
+            "idle_s": idle_s,
+            "sample_s": drawn.sample_s,
+            "gather_s": time.perf_counter() - started,
+            "cached_rows": filling.num_cached,
+        }
         self._hand_over(ticket, written, stats)
 
     def _request(self, ticket: BatchTicket) -> SampleRequest | None:
@@ -376,9 +394,14 @@ class Worker:
         if self._asking is not None:
             stats.update(self._asking.take_traffic().stats())
         message = (
-            pipe.BATCH, ticket, written.slot, written.nbytes, written.retired,
-            written.layout, stats,
-        )  # fmt: skip
+            pipe.BATCH,
+            ticket,
+            written.slot,
+            written.nbytes,
+            written.retired,
+            written.layout,
+            stats,
+        )
         fds = [] if written.fd is None else [written.fd]
         try:
             self._send(message, fds)

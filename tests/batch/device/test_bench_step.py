@@ -27,12 +27,18 @@ def test_the_verdict_follows_the_bars() -> None:
     result = runpy.run_path(str(SCRIPT))["Result"]
     times = {"wanted_ratio": 1.0, "copy_ms": 2.0, "resident_ms": 2.0, "blocking_ms": 4.0}
     good = result(
-        compute_over_copy=1.0, overlapped_ms=2.05, exposed_share=0.024,
-        speedup_over_blocking=1.95, **times,
-    )  # fmt: skip
+        compute_over_copy=1.0,
+        overlapped_ms=2.05,
+        exposed_share=0.024,
+        speedup_over_blocking=1.95,
+        **times,
+    )
     bad = result(
-        compute_over_copy=1.0, overlapped_ms=4.0, exposed_share=0.5,
-        speedup_over_blocking=1.0, **times,
-    )  # fmt: skip
+        compute_over_copy=1.0,
+        overlapped_ms=4.0,
+        exposed_share=0.5,
+        speedup_over_blocking=1.0,
+        **times,
+    )
     assert good.verdict() == "exposed share below 5%: met; 1.5 times blocking: met"
     assert bad.verdict().count("MISSED") == 2

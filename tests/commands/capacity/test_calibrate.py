@@ -32,11 +32,18 @@ def test_costs_of_a_cluster_are_found_again() -> None:
 
     widths = [(0, 0.0), (16, 0.0), (128, 0.0), (16, 0.4), (128, 0.5)]
     found = asking_costs(sampling, [rank(*size, *one) for one in widths for size in sizes])
-    assert found == pytest.approx({
-        "asked_batch_s": 5e-4, "asked_edge_s": 2e-7,
-        "asked_rows_s": 2e-3, "asked_row_s": 3e-7, "asked_byte_s": 1e-9,
-        "cached_batch_s": 4e-3, "cached_row_s": 1e-7, "cached_byte_s": 2e-10,
-    })  # fmt: skip
+    assert found == pytest.approx(
+        {
+            "asked_batch_s": 5e-4,
+            "asked_edge_s": 2e-7,
+            "asked_rows_s": 2e-3,
+            "asked_row_s": 3e-7,
+            "asked_byte_s": 1e-9,
+            "cached_batch_s": 4e-3,
+            "cached_row_s": 1e-7,
+            "cached_byte_s": 2e-10,
+        }
+    )
 
     def store(nodes: float, edges: float, width: int, hits: float) -> MeasuredBatch:
         structure_s = alone(nodes, edges) + 5e-4 + 2e-7 * edges / 2
@@ -48,13 +55,23 @@ def test_costs_of_a_cluster_are_found_again() -> None:
         return MeasuredBatch(nodes, edges, hits, received, structure_s + sent)
 
     batches = [store(*size, *one) for one in widths for size in sizes]
-    assert delivering_costs(sampling, found, batches) == pytest.approx({
-        "sent_batch_s": 6e-4, "sent_edge_s": 3e-8,
-        "sent_rows_s": 7e-4, "sent_row_s": 1e-7, "sent_byte_s": 2e-9,
-        "received_batch_s": 8e-4, "received_edge_s": 4e-8,
-        "received_rows_s": 9e-4, "received_row_s": 5e-7, "received_byte_s": 1e-9,
-        "kept_batch_s": 3e-4, "kept_row_s": 2e-7, "kept_byte_s": 1.5e-9,
-    })  # fmt: skip
+    assert delivering_costs(sampling, found, batches) == pytest.approx(
+        {
+            "sent_batch_s": 6e-4,
+            "sent_edge_s": 3e-8,
+            "sent_rows_s": 7e-4,
+            "sent_row_s": 1e-7,
+            "sent_byte_s": 2e-9,
+            "received_batch_s": 8e-4,
+            "received_edge_s": 4e-8,
+            "received_rows_s": 9e-4,
+            "received_row_s": 5e-7,
+            "received_byte_s": 1e-9,
+            "kept_batch_s": 3e-4,
+            "kept_row_s": 2e-7,
+            "kept_byte_s": 1.5e-9,
+        }
+    )
 
 
 def test_no_cost_is_below_zero() -> None:

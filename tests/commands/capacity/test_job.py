@@ -18,13 +18,17 @@ def test_parts_that_are_better_than_drawn_stay_so_on_other_machines() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "text"),
-    [({"nodes": 0}, "nodes must be above 0"), ({"dtype": "int3"}, "dtype must be one of"),
-     ({"num_servers": 2}, "num_servers must be"),
-     ({"deployment": "graph-store"}, "num_servers must be"),
-     ({"remote_cache": 2.0}, "remote_cache is a share"),
-     ({"degree_distribution": "zipf"}, "degree_distribution must be"),
-     ({"step_ms": -1.0}, "must not be negative"), ({"deployment": "cloud"}, "deployment must be")],
-)  # fmt: skip
+    [
+        ({"nodes": 0}, "nodes must be above 0"),
+        ({"dtype": "int3"}, "dtype must be one of"),
+        ({"num_servers": 2}, "num_servers must be"),
+        ({"deployment": "graph-store"}, "num_servers must be"),
+        ({"remote_cache": 2.0}, "remote_cache is a share"),
+        ({"degree_distribution": "zipf"}, "degree_distribution must be"),
+        ({"step_ms": -1.0}, "must not be negative"),
+        ({"deployment": "cloud"}, "deployment must be"),
+    ],
+)
 def test_jobs_that_cannot_be(wrong, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         replace(JOB, **wrong)

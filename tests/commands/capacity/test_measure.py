@@ -44,9 +44,13 @@ def test_a_second_host_is_timed_in_the_modes_that_both_have(mode: str) -> None:
 def test_what_crosses_a_link_costs_more_than_what_stays() -> None:
     here = {False: Timed(4.0, 0.4), True: Timed(1.3, 1.4)}
     assert costs_of(here, {}) == {
-        "plain_s_per_gb": 0.2, "tls_s_per_gb": 0.7, "plain_gb_per_s": 4.0, "tls_gb_per_s": 1.3,
-        "link_s_per_gb": 0.0, "link_gbit": 0.0,
-    }  # fmt: skip
+        "plain_s_per_gb": 0.2,
+        "tls_s_per_gb": 0.7,
+        "plain_gb_per_s": 4.0,
+        "tls_gb_per_s": 1.3,
+        "link_s_per_gb": 0.0,
+        "link_gbit": 0.0,
+    }
     there = {False: Timed(1.25, 0.9), True: Timed(1.0, 1.7)}
     found = costs_of(here, there)
     assert found["link_s_per_gb"] == pytest.approx((0.5 + 0.3) / 2)

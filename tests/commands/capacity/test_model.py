@@ -23,14 +23,22 @@ def test_one_machine_by_hand() -> None:
 
 
 jobs = st.builds(
-    Job, nodes=st.floats(1e4, 1e10), edges=st.floats(1e5, 1e11), dim=st.integers(0, 1000),
+    Job,
+    nodes=st.floats(1e4, 1e10),
+    edges=st.floats(1e5, 1e11),
+    dim=st.integers(0, 1000),
     num_neighbors=st.lists(st.integers(0, 30), min_size=1, max_size=3).map(tuple),
-    batch_size=st.integers(1, 10_000), machines=st.integers(1, 300),
-    ranks_per_machine=st.integers(1, 8), num_workers=st.integers(1, 8), cores=st.integers(1, 128),
-    link_gbit=st.floats(0.1, 400), step_ms=st.just(0.0) | st.floats(0.01, 1000),
+    batch_size=st.integers(1, 10_000),
+    machines=st.integers(1, 300),
+    ranks_per_machine=st.integers(1, 8),
+    num_workers=st.integers(1, 8),
+    cores=st.integers(1, 128),
+    link_gbit=st.floats(0.1, 400),
+    step_ms=st.just(0.0) | st.floats(0.01, 1000),
     remote_cache=st.floats(0, 1),
-    degree_distribution=st.sampled_from(["uniform", "power-law"]), encrypted=st.booleans(),
-)  # fmt: skip
+    degree_distribution=st.sampled_from(["uniform", "power-law"]),
+    encrypted=st.booleans(),
+)
 stores = jobs.map(lambda job: replace(job, deployment="graph-store", num_servers=2))
 
 
@@ -41,9 +49,14 @@ def test_more_of_anything_never_gives_less(job: Job) -> None:
     assert all(
         value >= 0 for part in (plan.memory, plan.network, plan.cpu) for value in part.values()
     )
-    for more in ({"num_workers": job.num_workers + 1}, {"cores": job.cores * 2},
-                 {"link_gbit": 1000.0}, {"remote_cache": 1.0},
-                 {"encrypted": False}, {"step_ms": 0.0}):  # fmt: skip
+    for more in (
+        {"num_workers": job.num_workers + 1},
+        {"cores": job.cores * 2},
+        {"link_gbit": 1000.0},
+        {"remote_cache": 1.0},
+        {"encrypted": False},
+        {"step_ms": 0.0},
+    ):
         found = estimate(replace(job, **more), COSTS).seeds_per_second
         assert found >= plan.seeds_per_second * (1 - 1e-9), more
     assert all(gain > 1 for gain in plan.changes.values())

@@ -57,8 +57,10 @@ def test_the_cache_of_a_machine_is_the_one_that_its_ranks_make() -> None:
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.99])
 def test_a_cache_of_so_many_bytes_keeps_the_share_that_takes_them(share: float) -> None:
-    for job in (replace(JOB, machines=4),
-                replace(JOB, machines=1, deployment="graph-store", num_servers=3)):  # fmt: skip
+    for job in (
+        replace(JOB, machines=4),
+        replace(JOB, machines=1, deployment="graph-store", num_servers=3),
+    ):
         rows = job.nodes * (1.0 if job.is_store else 0.75)
         nbytes = cache_bytes(replace(job, remote_cache=share), rows)
         assert share_kept(job, int(nbytes)) == pytest.approx(share, rel=0.02)

@@ -25,11 +25,7 @@ def test_each_limit_has_a_line_and_a_name(tmp_path: Path, job: Any) -> None:
         draw(tmp_path / "plan.svg", job, COSTS)
     drawn = ElementTree.parse(tmp_path / "plan.svg").getroot()
     texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
-    assert {
-        *estimate(job, COSTS).bounds,
-        "what is left",
-        "training machines",
-    } <= texts
+    assert {*estimate(job, COSTS).bounds, "what is left", "training machines"} <= texts
     counts = {text for text in texts if text and text.isdigit()}
     some = {"1", "2"} if job.nodes == 2 else {"1", "2", "4", "8", "16"}
     assert some <= counts, "an eighth to eight times as many, at least one, at most one a node"

@@ -35,10 +35,17 @@ def _partitions(kind):
 
 def _remote(servers, key, **how):
     return gltd.RemoteDistSamplingWorkerOptions(
-        server_rank=servers, num_workers=1, worker_devices=[torch.device("cpu")],
-        worker_concurrency=4, master_addr=HOST, master_port=1, buffer_size="64MB",
-        prefetch_size=2, worker_key=key, **how,
-    )  # fmt: skip
+        server_rank=servers,
+        num_workers=1,
+        worker_devices=[torch.device("cpu")],
+        worker_concurrency=4,
+        master_addr=HOST,
+        master_port=1,
+        buffer_size="64MB",
+        prefetch_size=2,
+        worker_key=key,
+        **how,
+    )
 
 
 def _serve(port, rank, kind):
@@ -181,17 +188,26 @@ def _loads(rank, folder):
     inputs = {"paths": paths, "split": Split.train}
     for name, seeds in inputs.items():
         with gltd.DistNeighborLoader(
-            None, [3, 2], seeds, shuffle=True, collect_features=True, with_edge=True,
-            worker_options=_remote([0, 1], name), **HOW,
-        ) as loader:  # fmt: skip
+            None,
+            [3, 2],
+            seeds,
+            shuffle=True,
+            collect_features=True,
+            with_edge=True,
+            worker_options=_remote([0, 1], name),
+            **HOW,
+        ) as loader:
             assert loader.input_data[0].node.numel() == 0, "no id came here"
             for epoch in range(2):
                 _save(loader, folder, f"{name}.{epoch}", rank)
     # each its own server, without a worker key
     with gltd.DistNeighborLoader(
-        None, [3, 2], RemoteNodePathSamplerInput(paths[rank]), worker_options=_remote(rank, None),
+        None,
+        [3, 2],
+        RemoteNodePathSamplerInput(paths[rank]),
+        worker_options=_remote(rank, None),
         **HOW,
-    ) as loader:  # fmt: skip
+    ) as loader:
         _save(loader, folder, "own", rank)
     with gltd.DistSubGraphLoader(
         None, Split.train, [3], worker_options=_remote([0, 1], "sub"), **HOW
@@ -225,9 +241,13 @@ def _refused(rank, folder, paths):
         ({"worker_options": _remote([0, 2], "x")}, r"storage servers \[2\]"),
     ]:
         arguments = {
-            "data": None, "num_neighbors": [3], "input_nodes": Split.train,
-            "worker_options": _remote([0, 1], "refused"), **HOW, **how,
-        }  # fmt: skip
+            "data": None,
+            "num_neighbors": [3],
+            "input_nodes": Split.train,
+            "worker_options": _remote([0, 1], "refused"),
+            **HOW,
+            **how,
+        }
         with pytest.raises(ConfigError, match=text):
             gltd.DistNeighborLoader(**arguments)
     if rank == 0:
@@ -264,12 +284,21 @@ def test_batches_equal_those_of_one_process(tmp_path):
                 _equal(sorted(first + second, key=_key), sorted(expected, key=_key))
     for rank, batches in enumerate(_saved(tmp_path, "own")):
         with DistNeighborLoader(
-            whole, [3, 2], parts[rank].node_ids.flip(0), with_edge=False, num_workers=0,
-            batch_size=4, seed=7,
-        ) as loader:  # fmt: skip
+            whole,
+            [3, 2],
+            parts[rank].node_ids.flip(0),
+            with_edge=False,
+            num_workers=0,
+            batch_size=4,
+            seed=7,
+        ) as loader:
             _equal(batches, [batch_tensors(batch) for batch in loader])
-    labels = [label for batches in _saved(tmp_path, "links") for b in batches
-              for label in b["edge_label"].tolist()]  # fmt: skip
+    labels = [
+        label
+        for batches in _saved(tmp_path, "links")
+        for b in batches
+        for label in b["edge_label"].tolist()
+    ]
     assert sorted(labels) == list(range(8)), "each link once, over both clients"
 
 

@@ -46,12 +46,16 @@ def _write_with_glt(graph: Graph, root: Path, edge_dir: EdgeDir, caching: bool =
     used = {edge_type: pairs for edge_type, pairs in graph.edges.items() if pairs}
     index = {t: as_index(pairs) for t, pairs in used.items()}
     RandomPartitioner(
-        str(root), 2, graph.num_nodes if whole else graph.num_nodes[N],
+        str(root),
+        2,
+        graph.num_nodes if whole else graph.num_nodes[N],
         index if whole else index[E],
-        node_feat=pick("x", graph.num_nodes), edge_feat=pick("edge_attr", used),
+        node_feat=pick("x", graph.num_nodes),
+        edge_feat=pick("edge_attr", used),
         edge_weights=pick("edge_weight", used),
-        edge_assign_strategy="by_dst" if edge_dir == "in" else "by_src", chunk_size=3,
-    ).partition(graph_caching=caching)  # fmt: skip
+        edge_assign_strategy="by_dst" if edge_dir == "in" else "by_src",
+        chunk_size=3,
+    ).partition(graph_caching=caching)
 
 
 def _check_glt_written(graph: Graph, datasets: list[DistDataset], edge_dir: EdgeDir) -> None:
@@ -70,8 +74,14 @@ def _check_glt_written(graph: Graph, datasets: list[DistDataset], edge_dir: Edge
             ids = owned[node_type] if graph.heterogeneous else owned
             assert rows.values[rows.locate(ids)][:, 0].tolist() == ids.tolist()
         for edge_type, rows in view.edge_features.items():
-            owned = (view.edge_books[edge_type].owner(torch.arange(len(graph.edges[edge_type])))
-                     == view.partition_idx).nonzero().view(-1)  # fmt: skip
+            owned = (
+                (
+                    view.edge_books[edge_type].owner(torch.arange(len(graph.edges[edge_type])))
+                    == view.partition_idx
+                )
+                .nonzero()
+                .view(-1)
+            )
             assert rows.values[rows.locate(owned)][:, 0].tolist() == owned.tolist()
 
 
@@ -256,9 +266,10 @@ def test_weights_are_written_once(tmp_path: Path, names: tuple[str, ...]) -> Non
     partition_graph(data, 2, tmp_path, format="glt", progress=False)
     # what weights.pt says already is no attribute besides
     written = [
-        name for path in tmp_path.rglob("edge_attributes/*.pt")
+        name
+        for path in tmp_path.rglob("edge_attributes/*.pt")
         for name in torch.load(path)["values"]
-    ]  # fmt: skip
+    ]
     assert sorted(written) == ([] if names == ("edge_weight",) else sorted([*names] * 2))
     for index in range(2):
         view, whole = DistDataset.load(tmp_path, index).view(), DistDataset.from_pyg(data).view()

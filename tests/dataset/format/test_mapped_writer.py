@@ -52,9 +52,11 @@ def test_rows_may_lie_by_degree(tmp_path: Path, graph: Graph, method: str, count
         for root, mmap in (("a", True), ("a", False), ("b", True)):
             dataset = DistDataset.load(tmp_path / root, index, mmap=mmap, verify="now")
             for node_type, ids in by_type(dataset.node_ids).items():
-                found = [dataset.view().node_features[node_type],
-                         dataset.view().node_labels[node_type],
-                         dataset.view().node_attributes[node_type, "age"]]  # fmt: skip
+                found = [
+                    dataset.view().node_features[node_type],
+                    dataset.view().node_labels[node_type],
+                    dataset.view().node_attributes[node_type, "age"],
+                ]
                 x, y, age = (rows.values[rows.locate(ids)].view(-1) for rows in found)
                 assert torch.equal(x - 0.5, ids.float())
                 assert torch.equal(y, ids)
@@ -143,7 +145,10 @@ def test_an_array_without_bytes_has_a_file(tmp_path: Path) -> None:
 
 def test_ids_have_four_bytes_where_these_are_enough() -> None:
     assert [index_type(count).name for count in (0, 2**31 - 1, 2**31)] == [
-        "int32", "int32", "int64"]  # fmt: skip
+        "int32",
+        "int32",
+        "int64",
+    ]
 
 
 def test_files_of_all_partitions_may_be_open(tmp_path: Path) -> None:

@@ -52,13 +52,21 @@ def test_the_order_of_rows_is_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
-        ("gigl_loader.json", True), ("report.svg", True), ("part0/manifest.json", True),
-        ("part12/edges/a__to__b/indptr.bin", True), ("books/node/a.bin", True),
-        ("node_pb.pt", True), ("edge_pb/a__to__b.pt", True), ("ids/a.parquet", True),
-        ("part0/edges/a/manifest.csv", False), ("partx/values.bin", False),
-        ("my_part0/values.bin", False), ("edge_pb.txt", False), ("sub/META", False),
+        ("gigl_loader.json", True),
+        ("report.svg", True),
+        ("part0/manifest.json", True),
+        ("part12/edges/a__to__b/indptr.bin", True),
+        ("books/node/a.bin", True),
+        ("node_pb.pt", True),
+        ("edge_pb/a__to__b.pt", True),
+        ("ids/a.parquet", True),
+        ("part0/edges/a/manifest.csv", False),
+        ("partx/values.bin", False),
+        ("my_part0/values.bin", False),
+        ("edge_pb.txt", False),
+        ("sub/META", False),
     ],
-)  # fmt: skip
+)
 def test_whose_file_it_is(tmp_path: Path, name: str, ours: bool) -> None:
     for file in ("gigl_loader.json", "META", name):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

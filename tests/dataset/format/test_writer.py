@@ -48,9 +48,11 @@ def test_a_second_writer_is_refused_and_a_killed_one_leaves_nothing_in_the_way(
 ) -> None:
     root = tmp_path / "graph"
     with ForkedPython(
-        [sys.executable, "-c", WRITER, str(root), "half"], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True,
-    ) as other:  # fmt: skip
+        [sys.executable, "-c", WRITER, str(root), "half"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "half\n"

@@ -101,7 +101,7 @@ def test_malformed_data_is_named(data, message) -> None:
             "val_mask": torch.tensor([False, True, False, False]),
         },
     ],
-)  # fmt: skip
+)
 def test_splits_are_masks_or_ids(given: dict[str, Any], tmp_path) -> None:
     data = Data(edge_index=as_index([(0, 1), (1, 3)]), **given)
     whole = DistDataset.from_pyg(data)  # no warning: each of them reaches the dataset

@@ -44,10 +44,13 @@ def test_what_pygs_inference_example_does_is_answered() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("x", "get_features"), ("y", "get_labels"), ("edge_index", "dataset.graph"),
-        ("edge_attr", "batches have"), ("train_mask", "dataset.train_node_ids"),
+        ("x", "get_features"),
+        ("y", "get_labels"),
+        ("edge_index", "dataset.graph"),
+        ("edge_attr", "batches have"),
+        ("train_mask", "dataset.train_node_ids"),
     ],
-)  # fmt: skip
+)
 def test_an_attribute_of_data_is_answered(name: str, text: str) -> None:
     for kind in (UsageError, AttributeError):
         with pytest.raises(kind, match=f"a DistDataset has no '{name}': .*{text}"):

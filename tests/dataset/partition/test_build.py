@@ -17,17 +17,23 @@ from gigl_loader.dataset.partition.view import Adjacency
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=30), st.randoms(),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=30),
+    st.randoms(),
     st.booleans(),
-)  # fmt: skip
+)
 def test_compress_sorts_whatever_the_input_order(pairs, random, one_key: bool) -> None:
     ids = list(range(10, 10 + len(pairs)))
     random.shuffle(ids)
     edges, edge_ids = as_index(pairs), torch.tensor(ids, dtype=torch.int64)
     found = compress(
-        edges[0], edges[1], num_rows=5, num_cols=7, edge_ids=edge_ids, weights=edge_ids.double(),
+        edges[0],
+        edges[1],
+        num_rows=5,
+        num_cols=7,
+        edge_ids=edge_ids,
+        weights=edge_ids.double(),
         key_limit=2**62 if one_key else 1,
-    )  # fmt: skip
+    )
     expected: dict[int, list] = {}
     for (row, col), edge_id in zip(pairs, ids, strict=True):
         expected.setdefault(row, []).append((col, edge_id, float(edge_id)))
@@ -52,8 +58,12 @@ def test_canonical_order_is_told_and_made(edges: list[tuple[int, int]], with_ids
         made = canonical(given, 4)
         assert is_canonical(made)
         assert made.edge_ids is not None
-        entries = zip(expand_rows(made.indptr).tolist(), made.indices.tolist(),
-                      made.edge_ids.tolist(), strict=True)  # fmt: skip
+        entries = zip(
+            expand_rows(made.indptr).tolist(),
+            made.indices.tolist(),
+            made.edge_ids.tolist(),
+            strict=True,
+        )
         assert list(entries) == sorted(found)
 
 

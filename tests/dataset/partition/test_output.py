@@ -167,8 +167,9 @@ def test_build_takes_tensors_with_their_ids() -> None:
     assert dataset.positive_label_edges().tolist() == [[1, 3], [2, 0]]
     for rows, scale in ((view.node_features[N], 1), (view.node_labels[N], 10)):
         assert rows.values[rows.locate(torch.tensor([1, 3]))].flatten().tolist() == [
-            scale, 3 * scale,
-        ]  # fmt: skip
+            scale,
+            3 * scale,
+        ]
     assert by_type(dataset.node_ids)[N].tolist() == [1, 3]
     with pytest.raises(UsageError, match="built already"):
         dataset.build(partition_output=_output())
@@ -207,16 +208,10 @@ def test_build_by_type_with_one_partition_needs_no_books() -> None:
         ({"node_partition_book": torch.tensor([0, 1, 0, 2])}, "names partition 2"),
         ({"partitioned_positive_labels": as_index([(0, 1)])}, r"anchors \(row 0\)"),
         ({"edge_partition_book": None}, "need an edge_partition_book"),
-        (
-            {"partitioned_node_features": _rows([3])},
-            "1 of this partition's ids have no row",
-        ),
-        (
-            {"partitioned_node_features": _rows([1.0])},
-            "1-D int64",
-        ),
+        ({"partitioned_node_features": _rows([3])}, "1 of this partition's ids have no row"),
+        ({"partitioned_node_features": _rows([1.0])}, "1-D int64"),
     ],
-)  # fmt: skip
+)
 def test_build_refuses(changes, message) -> None:
     with pytest.raises(ConfigError, match=message):
         _built(**changes)

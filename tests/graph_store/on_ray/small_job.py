@@ -45,9 +45,15 @@ def run(folder: Path) -> None:
         init_compute_process(0, store.cluster_info)
         dataset, digests = RemoteDistDataset(store.cluster_info, 0), []
         with DistNeighborLoader(
-            dataset, [3, 2], dataset.fetch_node_ids(), batch_size=4, seed=1, shuffle=True,
-            shard="world", prefetch_size=1,
-        ) as loader:  # fmt: skip
+            dataset,
+            [3, 2],
+            dataset.fetch_node_ids(),
+            batch_size=4,
+            seed=1,
+            shuffle=True,
+            shard="world",
+            prefetch_size=1,
+        ) as loader:
             for number, batch in enumerate(loader):
                 digests.append(batch_digest(batch))
                 if number == 2:

@@ -153,8 +153,9 @@ time.sleep(600)
 def test_a_real_server_ends_with_its_actor(root: Path) -> None:
     actor = ForkedPython(
         [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(root)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert actor.stdout is not None
         pid = int(actor.stdout.readline())

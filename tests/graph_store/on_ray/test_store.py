@@ -15,13 +15,7 @@ import torch
 from support.executable import forked_ray
 
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
-from gigl_loader.errors import (
-    ConfigError,
-    PeerError,
-    PeerTimeoutError,
-    ServerDiedError,
-    UsageError,
-)
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, ServerDiedError, UsageError
 from gigl_loader.graph_store.ray import start_graph_store
 from gigl_loader.graph_store.ray.actor import Watchdog
 from gigl_loader.runtime.transport import Mode, Security
@@ -117,17 +111,19 @@ LOST = ServerDiedError("all of partition 1")
         (_Watchdog(SERVING, SERVING), None, ""),
         (_Watchdog(SERVING, BACK), None, ""),
         (
-            _Watchdog(SERVING, AGAIN), PeerError,
+            _Watchdog(SERVING, AGAIN),
+            PeerError,
             r"^storage server 1 did not start: it ended with exit code 1\nno\ngraph$",
         ),
         (_Watchdog(LOADING, AGAIN, error=LOST), PeerError, "server 1 did not start"),
         (_Watchdog(SERVING, LOADING, error=LOST), ServerDiedError, "all of partition 1"),
         (
-            _Watchdog(SERVING, LOADING), PeerTimeoutError,
+            _Watchdog(SERVING, LOADING),
+            PeerTimeoutError,
             r"after 7 s: \{0: 'serving', 1: 'loading'\}",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_start_ends_when_all_serve_one_fails_or_the_time_is_over(
     watchdog: Any, error: type[Exception] | None, words: str
 ) -> None:
@@ -142,9 +138,13 @@ def _run_on_ray(*words: str, modules: Sequence[str] = (), timeout_s: float) -> A
     """Run a script whose Ray starts its processes as forks; return how it ended."""
     with forked_ray("gigl_loader.graph_store.ray.store", *modules) as (python, environment):
         return subprocess.run(
-            [python, *words], env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, check=False, timeout=timeout_s,
-        )  # fmt: skip
+            [python, *words],
+            env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
 
 
 @pytest.mark.longest
@@ -157,9 +157,8 @@ def test_a_killed_server_is_started_again_and_the_epoch_goes_on(tmp_path: Path) 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]
     told = json.loads((tmp_path / "told").read_text())
     with DistNeighborLoader(
-        graph.dataset(), [3, 2], torch.arange(60), batch_size=4, seed=1, shuffle=True,
-        num_workers=0,
-    ) as loader:  # fmt: skip
+        graph.dataset(), [3, 2], torch.arange(60), batch_size=4, seed=1, shuffle=True, num_workers=0
+    ) as loader:
         assert told["digests"] == [batch_digest(batch) for batch in loader]
     before, after = told["before"], told["after"]
     assert [one["state"] for one in before] == ["serving", "serving"]
@@ -181,9 +180,14 @@ def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:
     ids = graph.train_mask.nonzero().view(-1)
     found = {}
     with DistNeighborLoader(
-        DistDataset.from_pyg(graph), [10, 10], ids, batch_size=32, shuffle=True, seed=0,
+        DistDataset.from_pyg(graph),
+        [10, 10],
+        ids,
+        batch_size=32,
+        shuffle=True,
+        seed=0,
         num_workers=0,
-    ) as loader:  # fmt: skip
+    ) as loader:
         for epoch in range(epochs):
             for number, batch in enumerate(loader):
                 found[epoch, number] = batch_digest(batch)
@@ -196,9 +200,13 @@ def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:
 def test_a_job_survives_and_goes_on_with_fewer_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray.train", reason="needs ray[train], which the ray extra installs")
     done = _run_on_ray(
-        str(DEMO), "--epochs=2", f"--notes={tmp_path}", "--verbose", modules=["torch_geometric.nn"],
+        str(DEMO),
+        "--epochs=2",
+        f"--notes={tmp_path}",
+        "--verbose",
+        modules=["torch_geometric.nn"],
         timeout_s=850,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]
     assert "killing storage server 0" in done.stdout
     assert "storage server 0 was started again" in done.stderr

@@ -106,10 +106,12 @@ def test_a_server_without_a_node_is_not_killed_and_given_up_in_the_end(watched: 
     ("says", "words"),
     [
         (RuntimeError("its restarts are used up"), "Ray gave it up: its restarts are used up"),
-        ({"state": "failed", "why": "it was ended by SIGKILL", "last_log": ["the last line"]},
-         "it was ended by SIGKILL, and no restarts are left\nthe last line"),
+        (
+            {"state": "failed", "why": "it was ended by SIGKILL", "last_log": ["the last line"]},
+            "it was ended by SIGKILL, and no restarts are left\nthe last line",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_will_not_come_back_is_an_error(
     watched: Any, says: Any, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -135,9 +135,16 @@ def test_a_process_is_prepared_as_gigls_function_does(
     before = get_context()
     try:
         init_neighbor_loader_worker(
-            "127.0.0.1", 1, 2, 1, 2, 11111, torch.device("cpu"), should_use_cpu_workers=True,
+            "127.0.0.1",
+            1,
+            2,
+            1,
+            2,
+            11111,
+            torch.device("cpu"),
+            should_use_cpu_workers=True,
             num_cpu_threads=threads,
-        )  # fmt: skip
+        )
         context = get_context()
         assert context is not None
         assert (context.is_worker(), context.rank, context.world_size) == (True, 3, 4)

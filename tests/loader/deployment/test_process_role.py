@@ -12,11 +12,7 @@ from support.glt import (
 )
 
 from gigl_loader import BaseDistLoader, ConfigError, UsageError, WrongTypeError
-from gigl_loader.loader.deployment.process_role import (
-    check_context,
-    check_deployment,
-    the_producer,
-)
+from gigl_loader.loader.deployment.process_role import check_context, check_deployment, the_producer
 from gigl_loader.sources.in_process.in_process_source import InProcessSource
 from gigl_loader.testing import TinyGraph
 
@@ -24,13 +20,18 @@ from gigl_loader.testing import TinyGraph
 def _parts(is_remote: bool) -> dict[str, Any]:
     if is_remote:
         options = RemoteDistSamplingWorkerOptions.__new__(RemoteDistSamplingWorkerOptions)
-        return {"dataset": SimpleNamespace(fetch_node_ids=None), "sampler_input": [],
-                "worker_options": options, "producer": lambda: 1}  # fmt: skip
+        return {
+            "dataset": SimpleNamespace(fetch_node_ids=None),
+            "sampler_input": [],
+            "worker_options": options,
+            "producer": lambda: 1,
+        }
     return {
-        "dataset": DATASET, "sampler_input": NodeSamplerInput(DATASET.node_ids, None),
+        "dataset": DATASET,
+        "sampler_input": NodeSamplerInput(DATASET.node_ids, None),
         "worker_options": CollocatedDistSamplingWorkerOptions("127.0.0.1", 0),
         "producer": InProcessSource.__new__(InProcessSource),
-    }  # fmt: skip
+    }
 
 
 DATASET = TinyGraph.random(5, 9).dataset()

@@ -28,9 +28,12 @@ def _received(began_s: float, ended_s: float, worker: Any = 0) -> Received:
     """Return a batch that a worker had under way between two moments; half of it gathering."""
     half = (ended_s - began_s) / 2
     stats = {
-        "worker": worker, "sample_s": half, "gather_s": half, "ended_ns": round(ended_s * 1e9),
+        "worker": worker,
+        "sample_s": half,
+        "gather_s": half,
+        "ended_ns": round(ended_s * 1e9),
         "nbytes": 1000,
-    }  # fmt: skip
+    }
     return Received(BatchTicket(0, 0, 0, 0), {}, stats)
 
 
@@ -44,10 +47,17 @@ def test_rates_and_shares() -> None:
         stats.add(_received(began, began + 1.0, worker), wait_s=0.5, depth=3)
     found = stats.summary()
     expected = {
-        "batches": 4, "seeds_per_s": 50.0, "bytes_per_s": 400.0, "wait_share": 0.2,
-        "collate_share": 0.1, "transform_s": 0.0, "transform_share": 0.0,
-        "queue_depth": 3.0, "sample_ms": 500.0, "gather_ms": 500.0,
-    }  # fmt: skip
+        "batches": 4,
+        "seeds_per_s": 50.0,
+        "bytes_per_s": 400.0,
+        "wait_share": 0.2,
+        "collate_share": 0.1,
+        "transform_s": 0.0,
+        "transform_share": 0.0,
+        "queue_depth": 3.0,
+        "sample_ms": 500.0,
+        "gather_ms": 500.0,
+    }
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=0.01)
     assert found["worker_busy_share"] == pytest.approx({0: 0.2, 1: 0.2}, rel=0.01)
 
@@ -64,9 +74,16 @@ IDENTITY = {"num_seeds": 9, "num_batches": 3, "rank": 1, "world_size": 2, "seed"
 
 @pytest.mark.parametrize(
     "damage",
-    [{"yielded": -1}, {"yielded": "2"}, {"epoch": None}, {"ahead": None}, {"ahead": [-2]},
-     {"ahead": ["a"]}, {"finished": 1}],
-)  # fmt: skip
+    [
+        {"yielded": -1},
+        {"yielded": "2"},
+        {"epoch": None},
+        {"ahead": None},
+        {"ahead": [-2]},
+        {"ahead": ["a"]},
+        {"finished": 1},
+    ],
+)
 def test_a_damaged_state_is_refused(damage: dict[str, object]) -> None:
     state = EpochProgress(epoch=4, yielded=2).to_dict(IDENTITY)
     lacking = {name: value for name, value in state.items() if name not in damage}
@@ -111,8 +128,14 @@ def test_the_verdict_is_one_line(wait_s: float, busy_s: dict, verdict: str) -> N
     assert "\n" not in found
 
 
-NETWORK = {"sample_s": 4.0, "gather_s": 6.0, "network_s": 8.0, "seeds": 4,
-           "rows_from": {1: 22, 3: 78}, "received": {"rows": 4000, "structure": 300}}  # fmt: skip
+NETWORK = {
+    "sample_s": 4.0,
+    "gather_s": 6.0,
+    "network_s": 8.0,
+    "seeds": 4,
+    "rows_from": {1: 22, 3: 78},
+    "received": {"rows": 4000, "structure": 300},
+}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +188,7 @@ def test_the_guide_explains_every_key() -> None:
         ({"wait_s": 0.2, "collate_s": 4.0, "transform_s": 4.0}, "training-bound"),
         ({"wait_s": 6.0, "collate_s": 3.0, "transform_s": 3.0}, "latency-bound"),
     ],
-)  # fmt: skip
+)
 def test_a_slow_transform_is_the_verdict(times: dict[str, float], verdict: str) -> None:
     found = _stats(elapsed_s=10.0, batches=1, **times).summary()
     assert found["verdict"].startswith(verdict)
@@ -186,9 +209,14 @@ def test_functions_of_the_user_are_timed_apart(monkeypatch: pytest.MonkeyPatch) 
 
     dataset = TinyGraph.random(8, 20).dataset()
     with DistNeighborLoader(
-        dataset, [2], torch.arange(6), batch_size=2, num_workers=0,
-        transform=takes(4.0), transform_sampler_output=takes(1.0),
-    ) as loader:  # fmt: skip
+        dataset,
+        [2],
+        torch.arange(6),
+        batch_size=2,
+        num_workers=0,
+        transform=takes(4.0),
+        transform_sampler_output=takes(1.0),
+    ) as loader:
         assert len(list(loader)) == 3
         loader.collate([0])  # beside the epoch: not counted
         found = loader.stats()

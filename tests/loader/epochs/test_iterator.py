@@ -65,10 +65,13 @@ class Owner:
 def _iterate(owner: Owner, num_left: int) -> EpochIterator:
     source: Any = owner.source
     return EpochIterator(
-        source, num_left, owner.progress,
-        collate=lambda message: owner.collate(message), stats=owner.stats,
+        source,
+        num_left,
+        owner.progress,
+        collate=lambda message: owner.collate(message),
+        stats=owner.stats,
         engine=owner.engine,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -11,12 +11,7 @@ from gigl_loader.batch.message import EDGE_LABEL, EDGE_TARGETS, BatchTicket
 from gigl_loader.dataset.schema import reverse_edge_type
 from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.testing import (
-    InProcessPeers,
-    TinyGraph,
-    as_worker_gets,
-    sample_message,
-)
+from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sample_message
 
 
 def sample_edges(views, graph, edge_type, plan, edges, *, edge_dir, kind, where=0, batch=0, **how):
@@ -45,9 +40,11 @@ def sample_edges(views, graph, edge_type, plan, edges, *, edge_dir, kind, where=
 @st.composite
 def cases(draw):
     graph = TinyGraph.random(
-        draw(st.integers(2, 12)), draw(st.integers(0, 40)), heterogeneous=draw(st.booleans()),
+        draw(st.integers(2, 12)),
+        draw(st.integers(0, 40)),
+        heterogeneous=draw(st.booleans()),
         seed=draw(st.integers(0, 10**6)),
-    )  # fmt: skip
+    )
     edge_type = draw(st.sampled_from(sorted(graph.edges)))
     ends = (graph.num_nodes[edge_type[0]], graph.num_nodes[edge_type[2]])
     pair = st.tuples(st.integers(0, ends[0] - 1), st.integers(0, ends[1] - 1))
@@ -60,8 +57,10 @@ def cases(draw):
         name: (draw(st.integers(0, 3)), 2) for name in sorted(graph.edges)
     }
     plan = SamplingPlan(
-        input_type=edge_type[0], fanouts=fanouts, seed=draw(st.integers(0, 2**63 - 1)),
+        input_type=edge_type[0],
+        fanouts=fanouts,
+        seed=draw(st.integers(0, 2**63 - 1)),
         with_edge=True,
-    )  # fmt: skip
+    )
     edges = draw(st.lists(pair, min_size=1, max_size=6))
     return graph, edge_type, plan, edges, draw(st.sampled_from(["in", "out"])), how

@@ -213,17 +213,28 @@ def _walk(graph, roots, fanouts, edge_dir, gone, exclude):
 
 
 def sample(
-    datasets, anchors, supervision, fanouts, *, where=0, from_input=None, exclude=(), epoch=0,
-    number=0, **plan,
-):  # fmt: skip
+    datasets,
+    anchors,
+    supervision,
+    fanouts,
+    *,
+    where=0,
+    from_input=None,
+    exclude=(),
+    epoch=0,
+    number=0,
+    **plan,
+):
     """Return the message of one batch, sampled at partition ``where``; the others answer it."""
     views = [dataset.view() for dataset in datasets]
     sampler = anchor_sampler(
         as_worker_gets(views[where]),
         SamplingPlan(input_type=supervision[0][0], fanouts=fanouts, seed=1, **plan),
         InProcessPeers(views) if len(views) > 1 else None,
-        supervision=supervision, exclude=exclude, labels_in_input=from_input is not None,
-    )  # fmt: skip
+        supervision=supervision,
+        exclude=exclude,
+        labels_in_input=from_input is not None,
+    )
     seeds = torch.tensor(anchors, dtype=torch.int64)
     request = SampleRequest(
         BatchTicket(0, 1, epoch, number), seeds.numpy(), np.arange(len(anchors)), from_input or {}
@@ -325,8 +336,9 @@ def global_ids(batch, graph, edge_type, end):
 
 def check_labels(batch, graph, expected, supervision):
     for attribute, by_type in (
-        ("y_positive", expected.positives), ("y_negative", expected.negatives)
-    ):  # fmt: skip
+        ("y_positive", expected.positives),
+        ("y_negative", expected.negatives),
+    ):
         assert (attribute in batch) == bool(by_type)
         if not by_type:
             continue

@@ -95,9 +95,15 @@ def _check_like_colocated(loader, graph, supervision, fanout, edge_dir) -> None:
     for number, batch in enumerate(loader):
         seeds = (batch["user"] if graph.heterogeneous else batch).batch.tolist()
         message = sample(
-            whole, seeds, supervision, fanouts_of(graph, *fanout), number=number,
-            with_edge=True, with_weight=True, exclude=tuple(graph.edges),
-        )  # fmt: skip
+            whole,
+            seeds,
+            supervision,
+            fanouts_of(graph, *fanout),
+            number=number,
+            with_edge=True,
+            with_weight=True,
+            exclude=tuple(graph.edges),
+        )
         alike = collate(message, whole[0], supervision, as_edge_index=True)
         check_same(batch_tensors(batch), batch_tensors(alike), {"input_id"})
 
@@ -115,10 +121,10 @@ def _use_shop(info, rank: int) -> None:
         _check_loader(loader, graph, [BUYS], whole[BUYS], "in")
     both = {  # several supervision edge types, merged by hand
         server: ABLPInputNodes(
-            one.anchor_nodes, "user", {**one.labels, **whole[KNOWS][server].labels},
+            one.anchor_nodes, "user", {**one.labels, **whole[KNOWS][server].labels}
         )
         for server, one in whole[BUYS].items()
-    }  # fmt: skip
+    }
     with _loader(
         remote, _lists(graph, -1, -1), both, exclude_supervision=True, shuffle=True
     ) as loader:

@@ -24,29 +24,58 @@ from gigl_loader.testing import TinyGraph
 ENTRY = re.compile(r"^ {4}(\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
 GROUPS = {
     "Data": (
-        "dataset", "num_neighbors", "input_nodes", "edge_label_index", "edge_label",
-        "supervision_edge_type", "use_label_edge_index_output", "exclude_supervision",
-        "neg_sampling", "neg_sampling_ratio", "strict", "batch_size", "shuffle",
-        "seed_groups", "groups_per_batch", "drop_last", "seed", "with_edge", "feature_store",
-        "transform", "transform_sampler_output", "pad",
+        "dataset",
+        "num_neighbors",
+        "input_nodes",
+        "edge_label_index",
+        "edge_label",
+        "supervision_edge_type",
+        "use_label_edge_index_output",
+        "exclude_supervision",
+        "neg_sampling",
+        "neg_sampling_ratio",
+        "strict",
+        "batch_size",
+        "shuffle",
+        "seed_groups",
+        "groups_per_batch",
+        "drop_last",
+        "seed",
+        "with_edge",
+        "feature_store",
+        "transform",
+        "transform_sampler_output",
+        "pad",
     ),
     "Draws": (
-        "replace", "weight_attr", "with_weight", "sampling_method", "sampler_options",
-        "subgraph_type", "disjoint", "time_attr", "input_time", "edge_label_time",
-        "temporal_strategy", "time_window",
+        "replace",
+        "weight_attr",
+        "with_weight",
+        "sampling_method",
+        "sampler_options",
+        "subgraph_type",
+        "disjoint",
+        "time_attr",
+        "input_time",
+        "edge_label_time",
+        "temporal_strategy",
+        "time_window",
     ),
     "Ranks": ("shard", "even_ranks"),
-    "Processes": (
-        "num_workers", "worker_concurrency", "exchange", "in_order", "worker_init_fn",
-    ),
+    "Processes": ("num_workers", "worker_concurrency", "exchange", "in_order", "worker_init_fn"),
     "Buffers": ("channel_size", "remote_cache"),
     "Device": ("device", "pin_memory_device", "device_prefetch"),
     "Faults": ("timeout", "max_restarts", "reconnect_timeout"),
     "Accepted from GiGL": (
-        "prefetch_size", "process_start_gap_seconds", "num_cpu_threads", "non_blocking_transfers",
-        "context", "local_process_rank", "local_process_world_size",
+        "prefetch_size",
+        "process_start_gap_seconds",
+        "num_cpu_threads",
+        "non_blocking_transfers",
+        "context",
+        "local_process_rank",
+        "local_process_world_size",
     ),
-}  # fmt: skip
+}
 """The sections of a loader's docstring, in their order, and the parameters that each explains."""
 LONGEST_TYPE = 60
 """A longer one says less than the text does."""
@@ -158,9 +187,11 @@ def test_docstrings_say_what_the_options_of_the_expansion_say() -> None:
     below = {
         field.target.id: " ".join(str(text.value.value).split())
         for field, text in pairwise(declared.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }  # fmt: skip
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
     assert below.keys() == get_type_hints(ExpansionOptions).keys()
     told = _explained(DistNeighborLoader)
     assert {name: told[name] for name in below} == below
@@ -193,8 +224,9 @@ def test_positional_arguments_are_the_same_in_all_loaders() -> None:
             assert named[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
             declared = KEYWORDS[name]
             assert (named[name].annotation, named[name].default) == (
-                declared.annotation, declared.default,
-            )  # fmt: skip
+                declared.annotation,
+                declared.default,
+            )
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -230,9 +262,15 @@ def test_an_unknown_keyword_is_refused_with_the_most_similar_one() -> None:
 def test_what_changes_nothing_is_taken_with_one_warning(loader: type) -> None:
     """Up to the dataset, which is none."""
     habits = {
-        "persistent_workers": True, "pin_memory": True, "prefetch_factor": 2, "is_sorted": True,
-        "generator": None, "sampler": None, "directed": True, "collect_features": True,
-    }  # fmt: skip
+        "persistent_workers": True,
+        "pin_memory": True,
+        "prefetch_factor": 2,
+        "is_sorted": True,
+        "generator": None,
+        "sampler": None,
+        "directed": True,
+        "collect_features": True,
+    }
     with (
         pytest.warns(UserWarning, match="does without") as told,
         pytest.raises(ConfigError, match="DistDataset"),
@@ -266,18 +304,18 @@ def test_all_that_is_anothers_is_answered_in_one_error(loader: type) -> None:
     order = torch.utils.data.RandomSampler(range(3))
     with pytest.raises(WrongTypeError) as caught:
         loader(
-            data=None, num_neighbors=[2], generator=torch.Generator(), sampler=order, nm_workers=1,
-            persistent_workers=True, to_device="cpu", directed=False,
-        )  # fmt: skip
+            data=None,
+            num_neighbors=[2],
+            generator=torch.Generator(),
+            sampler=order,
+            nm_workers=1,
+            persistent_workers=True,
+            to_device="cpu",
+            directed=False,
+        )
     text = str(caught.value)
     assert text.startswith(f"{loader.__name__}.__init__() got unexpected keyword arguments")
-    for words in (
-        "seed=",
-        "pass the seeds in the order",
-        " device=",
-        "induced",
-        "'num_workers'?",
-    ):
+    for words in ("seed=", "pass the seeds in the order", " device=", "induced", "'num_workers'?"):
         assert words in text
     assert "persistent_workers" not in text
     with pytest.raises(WrongTypeError, match=r"'data'; give the dataset first.*from_pyg\(data\)"):

@@ -29,9 +29,7 @@ def test_what_was_left_out_has_its_default() -> None:
 
 
 def test_keywords_of_the_expansion_are_beside_the_others() -> None:
-    found = LoaderOptions.of(
-        num_neighbors=[2], batch_size=3, seed=4, time_window=2, time_attr="t"
-    )  # fmt: skip
+    found = LoaderOptions.of(num_neighbors=[2], batch_size=3, seed=4, time_window=2, time_attr="t")
     assert (found.batch_size, found.seed, found.expansion.time_window) == (3, 4, 2)
     assert found == _args(batch_size=3, seed=4, time_window=2, time_attr="t")
 
@@ -39,10 +37,13 @@ def test_keywords_of_the_expansion_are_beside_the_others() -> None:
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ({}, False), ({"num_workers": 0}, True), ({"exchange": "collective"}, True),
-        ({"exchange": "collective", "num_workers": 0}, True), ({"num_workers": 3}, False),
+        ({}, False),
+        ({"num_workers": 0}, True),
+        ({"exchange": "collective"}, True),
+        ({"exchange": "collective", "num_workers": 0}, True),
+        ({"num_workers": 3}, False),
     ],
-)  # fmt: skip
+)
 def test_who_samples(how: dict[str, Any], expected: bool) -> None:
     assert _args(**how).in_process is expected
 

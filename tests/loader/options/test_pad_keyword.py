@@ -19,19 +19,25 @@ BUYS, BOUGHT = ("user", "buys", "item"), ("item", "rev_buys", "user")
 
 def _made(pad: Any = True, *, typed: bool = True, edge_dir: str = "in", **how: Any) -> Padding:
     schema = DatasetSchema(
-        is_homogeneous_with_labeled_edge_type=False, edge_types=[BUYS, BOUGHT] if typed else None,
-        node_feature_info=None, edge_feature_info=None, edge_dir=edge_dir,  # type: ignore[arg-type]
-    )  # fmt: skip
+        is_homogeneous_with_labeled_edge_type=False,
+        edge_types=[BUYS, BOUGHT] if typed else None,
+        node_feature_info=None,
+        edge_feature_info=None,
+        edge_dir=edge_dir,  # type: ignore[arg-type]
+    )
     num_nodes = (
         {"user": 10**6, "item": 10**6} if typed else {"default_homogeneous_node_type": 10**6}
     )
     fanouts: Any = {BUYS: [2], BOUGHT: [3]} if typed else [2, 3]
     in_step = how.pop("in_step", False)
     given: dict[str, Any] = {
-        "fanouts": fanouts, "schema": schema, "num_nodes": num_nodes,
+        "fanouts": fanouts,
+        "schema": schema,
+        "num_nodes": num_nodes,
         "inputs": [SimpleNamespace(input_type="user" if typed else None)],
-        "sampler": NEIGHBOR_KIND, "world_size": 2,
-    }  # fmt: skip
+        "sampler": NEIGHBOR_KIND,
+        "world_size": 2,
+    }
     options = LoaderOptions(
         num_neighbors=fanouts, batch_size=10, pad=pad, even_ranks="drop" if in_step else None
     )

@@ -7,11 +7,7 @@ import torch
 from torch_geometric.sampler import NumNeighbors
 
 from gigl_loader import ConfigError
-from gigl_loader.dataset.schema import (
-    DatasetSchema,
-    FeatureInfo,
-    message_passing_to_positive_label,
-)
+from gigl_loader.dataset.schema import DatasetSchema, FeatureInfo, message_passing_to_positive_label
 from gigl_loader.loader.options.sampling_options import (
     check_workers,
     checked_function,
@@ -99,9 +95,15 @@ def test_fanouts_that_cannot_work(fanout: Any, schema: DatasetSchema, words: str
 )
 def test_edge_ids_come_where_edges_have_values(more: dict, given: Any, expected: bool) -> None:
     found = create_sampling_config(
-        [2], _schema(None, **more), batch_size=3, shuffle=True, drop_last=False, with_weight=False,
-        with_edge=given, seed=7,
-    )  # fmt: skip
+        [2],
+        _schema(None, **more),
+        batch_size=3,
+        shuffle=True,
+        drop_last=False,
+        with_weight=False,
+        with_edge=given,
+        seed=7,
+    )
     assert found.with_edge is expected
     assert (found.batch_size, found.shuffle, found.seed, found.edge_dir) == (3, True, 7, "in")
     assert found.num_neighbors == [2]
@@ -109,9 +111,12 @@ def test_edge_ids_come_where_edges_have_values(more: dict, given: Any, expected:
 
 def test_workers_sample_on_the_cpu() -> None:
     how: dict[str, Any] = {
-        "worker_concurrency": 2, "master_ip_address": "10.0.0.1", "master_port": 4000,
-        "channel_size": "1MB", "pin_memory": False,
-    }  # fmt: skip
+        "worker_concurrency": 2,
+        "master_ip_address": "10.0.0.1",
+        "master_port": 4000,
+        "channel_size": "1MB",
+        "pin_memory": False,
+    }
     found = create_colocated_worker_options(dataset_num_partitions=3, num_workers=2, **how)
     assert found.worker_devices == [torch.device("cpu")] * 2
     assert found.num_rpc_threads == 3
@@ -141,7 +146,13 @@ def test_values_of_the_wrong_kind() -> None:
     positive("batch_size", 1)
     assert checked_function("transform", None) is None
     assert checked_function("transform", len) is len
-    for check, wrong in ((flag, "False"), (flag, 0), (positive, 0), (positive, True),
-                         (positive, "3"), (checked_function, 3)):  # fmt: skip
+    for check, wrong in (
+        (flag, "False"),
+        (flag, 0),
+        (positive, 0),
+        (positive, True),
+        (positive, "3"),
+        (checked_function, 3),
+    ):
         with pytest.raises(ConfigError, match=f"name must be .*, got {wrong!r}"):
             check("name", wrong)

@@ -51,10 +51,7 @@ def test_labels_become_columns_the_same_on_every_server() -> None:
 
 
 def test_several_types_without_negatives() -> None:
-    labels = {
-        KNOWS: (torch.tensor([[3], [-1]]), None),
-        BUYS: (torch.tensor([[0], [1]]), None),
-    }
+    labels = {KNOWS: (torch.tensor([[3], [-1]]), None), BUYS: (torch.tensor([[0], [1]]), None)}
     supervision, inputs = link_inputs({0: _nodes(labels=labels)}, NUM_NODES, range(1))
     assert supervision == [BUYS, KNOWS]
     assert set(inputs[0].extra) == {"positive:u__buys__i", "positive:u__knows__u"}

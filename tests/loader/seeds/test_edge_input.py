@@ -135,8 +135,9 @@ def test_weights_are_for_the_ends_that_they_are_given_for() -> None:
     assert weights_of(BINARY, BUYS, num_nodes) == {}
     both = NegativeSampling("binary", 1, torch.tensor([1, 3]), torch.tensor([0.0, 0.5, 0.0]))
     assert weights_of(both, BUYS, num_nodes) == {
-        "src_weight": [1.0, 3.0], "dst_weight": [0.0, 0.5, 0.0]
-    }  # fmt: skip
+        "src_weight": [1.0, 3.0],
+        "dst_weight": [0.0, 0.5, 0.0],
+    }
     for weight in ([1.0, -1.0], [0.0, 0.0], [1.0, float("inf")], [1.0, float("nan")]):
         wrong = NegativeSampling("binary", 1, torch.tensor(weight))
         with pytest.raises(ConfigError, match="src_weight must be finite"):
@@ -146,8 +147,9 @@ def test_weights_are_for_the_ends_that_they_are_given_for() -> None:
         weights_of(short, BUYS, num_nodes)
 
 
-@pytest.mark.parametrize(("mode", "ends"), [("binary", {"src_weight", "dst_weight"}),
-                                            ("triplet", {"dst_weight"})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "ends"), [("binary", {"src_weight", "dst_weight"}), ("triplet", {"dst_weight"})]
+)
 def test_the_one_weight_of_older_releases_is_for_the_ends_that_are_drawn(
     mode: str, ends: set[str]
 ) -> None:

@@ -53,11 +53,17 @@ def test_all_nodes_of_a_type() -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [([1.0, 2.0], "integer node ids"), (np.array(["a"]), "integer node ids"),
-     ([[1], [1, 2]], "cannot be read"), (np.array([2**63], np.uint64), "no node id"),
-     (torch.ones(7, dtype=torch.bool), r"mask of shape \(7,\).*20 nodes"),
-     ([20], r"\[0, 20\)"), ([[1, 2]], r"must be \[n\] int64"), ((0, 20), r"\[0, 20\)")],
-)  # fmt: skip
+    [
+        ([1.0, 2.0], "integer node ids"),
+        (np.array(["a"]), "integer node ids"),
+        ([[1], [1, 2]], "cannot be read"),
+        (np.array([2**63], np.uint64), "no node id"),
+        (torch.ones(7, dtype=torch.bool), r"mask of shape \(7,\).*20 nodes"),
+        ([20], r"\[0, 20\)"),
+        ([[1, 2]], r"must be \[n\] int64"),
+        ((0, 20), r"\[0, 20\)"),
+    ],
+)
 def test_what_is_no_seed(given, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         local_input(PLAIN.dataset(), given)

@@ -39,15 +39,20 @@ def graph(**attributes: Tensor) -> Data:
     """Return a ring, whose edge ``i`` begins at node ``i``."""
     ring = torch.arange(NODES)
     return Data(
-        edge_index=torch.stack([ring, (ring + 1) % NODES]), num_nodes=NODES,
+        edge_index=torch.stack([ring, (ring + 1) % NODES]),
+        num_nodes=NODES,
         **{"year": YEARS, **attributes},
-    )  # fmt: skip
+    )
 
 
 def loader(dataset: DistDataset, **how: Any) -> DistNeighborLoader:
     common = {
-        "shuffle": "groups", "batch_size": SIZE, "groups_per_batch": 3, "seed": 4, "num_workers": 0
-    }  # fmt: skip
+        "shuffle": "groups",
+        "batch_size": SIZE,
+        "groups_per_batch": 3,
+        "seed": 4,
+        "num_workers": 0,
+    }
     return DistNeighborLoader(dataset, [2], torch.arange(NODES), **{**common, **how})
 
 
@@ -80,9 +85,13 @@ LOADERS: dict[str, Callable[..., BaseDistLoader]] = {
 def test_batches_of_every_loader_are_of_few_groups(kind: str) -> None:
     data = DistDataset.from_pyg(graph(), supervision=graph().edge_index)
     how = {
-        "shuffle": "groups", "seed_groups": "year", "groups_per_batch": 3, "batch_size": SIZE,
-        "seed": 4, "num_workers": 0,
-    }  # fmt: skip
+        "shuffle": "groups",
+        "seed_groups": "year",
+        "groups_per_batch": 3,
+        "batch_size": SIZE,
+        "seed": 4,
+        "num_workers": 0,
+    }
     with LOADERS[kind](data, how) as made:
         first, second = order(made), order(made)
     check_mixes(first, YEARS, 3)
@@ -95,9 +104,15 @@ def test_batches_of_every_loader_are_of_few_groups(kind: str) -> None:
 def test_seed_edges_are_in_the_groups_of_their_sources() -> None:
     edges = torch.stack([torch.arange(NODES).flip(0), torch.zeros(NODES, dtype=torch.int64)])
     with DistLinkNeighborLoader(
-        DistDataset.from_pyg(graph()), [2], edges, shuffle="groups", seed_groups="year",
-        groups_per_batch=3, batch_size=SIZE, num_workers=0,
-    ) as made:  # fmt: skip
+        DistDataset.from_pyg(graph()),
+        [2],
+        edges,
+        shuffle="groups",
+        seed_groups="year",
+        groups_per_batch=3,
+        batch_size=SIZE,
+        num_workers=0,
+    ) as made:
         check_mixes(order(made), YEARS.flip(0), 3)
 
 
@@ -169,10 +184,10 @@ def test_too_few_groups_are_worth_a_line(caplog: pytest.LogCaptureFixture) -> No
 
 
 WRONG = [
-    ({"shuffle": "group"}, 'shuffle must be True, False or "groups", got \'group\''),
+    ({"shuffle": "group"}, "shuffle must be True, False or \"groups\", got 'group'"),
     ({"shuffle": 1}, "shuffle must be True, False or"),
-    ({"shuffle": True, "seed_groups": YEARS}, "shuffle=True: give shuffle=\"groups\""),
-    ({"shuffle": False, "groups_per_batch": 3}, "shuffle=False: give shuffle=\"groups\""),
+    ({"shuffle": True, "seed_groups": YEARS}, 'shuffle=True: give shuffle="groups"'),
+    ({"shuffle": False, "groups_per_batch": 3}, 'shuffle=False: give shuffle="groups"'),
     ({"groups_per_batch": 0}, "groups_per_batch must be an integer > 0, got 0"),
     ({"groups_per_batch": True}, "groups_per_batch must be an integer > 0"),
     ({"seed_groups": "age"}, "'age' is no attribute of nodes"),
@@ -182,7 +197,7 @@ WRONG = [
     ({"seed_groups": YEARS > 3}, "must have integers, the ids of groups, got torch.bool"),
     ({"seed_groups": [[1], [2, 3]]}, "seed_groups cannot be read as ids of groups"),
     ({"seed_groups": {"user": YEARS}}, "by node type"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("how", "match"), WRONG, ids=[text[:30] for _, text in WRONG])

@@ -149,9 +149,14 @@ def test_a_graph_store_that_serves_more_ranks_then_fewer(tmp_path: Path) -> None
         folder = tmp_path / f"run{stage}"
         folder.mkdir()
         run_cluster(
-            world_jobs.stage_of_a_store, tmp_path, stage, dataset=world_jobs.partition,
-            tmp_path=folder, servers=2, clients=size,
-        )  # fmt: skip
+            world_jobs.stage_of_a_store,
+            tmp_path,
+            stage,
+            dataset=world_jobs.partition,
+            tmp_path=folder,
+            servers=2,
+            clients=size,
+        )
     seed = torch.load(tmp_path / "nodes.state")["seed"]
     expected = world_jobs.undisturbed("nodes", seed=seed)
     assert world_jobs.read(tmp_path, "nodes") == dict(enumerate(expected))

@@ -41,19 +41,27 @@ def _write_all(root: Path) -> None:
     case = typed()
     for node_type, columns in case.nodes.items():
         rows = [
-            {"node_id": np.int64(i), "wide": columns["feat"][i, :2], "last": columns["feat"][i, 2],
-             "age": np.int64(columns["age"][i]), "name": "text"}
+            {
+                "node_id": np.int64(i),
+                "wide": columns["feat"][i, :2],
+                "last": columns["feat"][i, 2],
+                "age": np.int64(columns["age"][i]),
+                "name": "text",
+            }
             | ({"label": columns["label"][i]} if "label" in columns else {})
             for i in range(len(columns["feat"]))
-        ]  # fmt: skip
+        ]
         compression = "GZIP" if node_type == "item" else ""
         _write(root / "nodes" / node_type, rows, 2, compression)
     for edge_type, columns in case.edges.items():
         rows = [
-            {"src": columns["ends"][0, i], "dst": columns["ends"][1, i],
-             "score": columns["score"][i]}
+            {
+                "src": columns["ends"][0, i],
+                "dst": columns["ends"][1, i],
+                "score": columns["score"][i],
+            }
             for i in range(len(columns["score"]))
-        ]  # fmt: skip
+        ]
         _write(root / "edges" / edge_type[1], rows, 3)
         if edge_type == BUYS:
             _write(root / "edges" / "positive", rows[::5], 1, "GZIP")

@@ -60,8 +60,11 @@ _LEFT_OUT = ("glt_graph", "workload_type")
 """Of GraphScope, which needs GLT."""
 _NOT_HERE = {
     "graph_handler",  # the native graph
-    "load_vineyard", "load", "share_ipc", "from_ipc_handle",  # `gigl_loader.DistDataset` has these
-}  # fmt: skip
+    "load_vineyard",
+    "load",
+    "share_ipc",
+    "from_ipc_handle",  # `gigl_loader.DistDataset` has these
+}
 
 
 def _parameters(thing: Any) -> list[str]:
@@ -82,12 +85,20 @@ def test_values_of_the_enum_are_glts() -> None:
 def test_worker_options_have_glts_fields(classes: Any) -> None:
     options = classes.MpDistSamplingWorkerOptions(2, torch.device("cpu"), 40, **ADDRESS)
     assert vars(options) == {
-        "num_workers": 2, "worker_world_size": None, "worker_ranks": None,
-        "worker_devices": [torch.device("cpu")] * 2, "worker_concurrency": 32,
-        "master_addr": "10.0.0.1", "master_port": 4000, "num_rpc_threads": None,
-        "rpc_timeout": 180, "channel_capacity": 64, "channel_size": "128MB", "pin_memory": False,
+        "num_workers": 2,
+        "worker_world_size": None,
+        "worker_ranks": None,
+        "worker_devices": [torch.device("cpu")] * 2,
+        "worker_concurrency": 32,
+        "master_addr": "10.0.0.1",
+        "master_port": 4000,
+        "num_rpc_threads": None,
+        "rpc_timeout": 180,
+        "channel_capacity": 64,
+        "channel_size": "128MB",
+        "pin_memory": False,
         "use_all2all": False,
-    }  # fmt: skip
+    }
     assert vars(pickle.loads(pickle.dumps(options))) == vars(options)
 
 
@@ -96,11 +107,22 @@ def test_remote_options_have_glts_fields(classes: Any) -> None:
         [0, 2], 1, None, 8, "host", "77", 3, 9.0, "1GB", 5, "key"
     )
     assert vars(options) == {
-        "num_workers": 1, "worker_world_size": None, "worker_ranks": None, "worker_devices": None,
-        "worker_concurrency": 8, "master_addr": "host", "master_port": 77, "num_rpc_threads": 3,
-        "rpc_timeout": 9.0, "server_rank": [0, 2], "buffer_capacity": 8, "buffer_size": "1GB",
-        "prefetch_size": 5, "worker_key": "key", "use_all2all": False,
-    }  # fmt: skip
+        "num_workers": 1,
+        "worker_world_size": None,
+        "worker_ranks": None,
+        "worker_devices": None,
+        "worker_concurrency": 8,
+        "master_addr": "host",
+        "master_port": 77,
+        "num_rpc_threads": 3,
+        "rpc_timeout": 9.0,
+        "server_rank": [0, 2],
+        "buffer_capacity": 8,
+        "buffer_size": "1GB",
+        "prefetch_size": 5,
+        "worker_key": "key",
+        "use_all2all": False,
+    }
 
 
 def test_addresses_come_from_the_environment(classes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +189,13 @@ def test_a_process_knows_its_role(
     assert context.role.name == role.upper()
     assert context.worker_name == name
     assert figures == (
-        context.world_size, context.rank, context.global_world_size, context.global_rank,
-        context.num_servers(), context.num_clients(),
-    )  # fmt: skip
+        context.world_size,
+        context.rank,
+        context.global_world_size,
+        context.global_rank,
+        context.num_servers(),
+        context.num_clients(),
+    )
     assert pickle.loads(pickle.dumps(context)) == context
 
 
@@ -199,10 +225,18 @@ def test_sampling_config_is_a_dataclass(classes: Any) -> None:
     node = classes.SamplingType.NODE
     config = classes.SamplingConfig(node, [2], 4, True, False, True, True, False, True, "in", 7)
     assert dataclasses.asdict(config) == {
-        "sampling_type": node, "num_neighbors": [2], "batch_size": 4, "shuffle": True,
-        "drop_last": False, "with_edge": True, "collect_features": True, "with_neg": False,
-        "with_weight": True, "edge_dir": "in", "seed": 7,
-    }  # fmt: skip
+        "sampling_type": node,
+        "num_neighbors": [2],
+        "batch_size": 4,
+        "shuffle": True,
+        "drop_last": False,
+        "with_edge": True,
+        "collect_features": True,
+        "with_neg": False,
+        "with_weight": True,
+        "edge_dir": "in",
+        "seed": 7,
+    }
     assert pickle.loads(pickle.dumps(config)) == config
 
 

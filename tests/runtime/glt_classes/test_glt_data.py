@@ -48,8 +48,9 @@ def test_edges_are_grouped_by_the_end_that_is_expanded(
 ) -> None:
     dataset = Dataset(edge_dir=edge_dir)
     edges = np.array([[0, 0, 1], [1, 2, 2]])
-    dataset.init_graph({("a", "to", "a"): edges}, layout={("a", "to", "a"): "COO"},
-                       graph_mode="CPU")  # fmt: skip
+    dataset.init_graph(
+        {("a", "to", "a"): edges}, layout={("a", "to", "a"): "COO"}, graph_mode="CPU"
+    )
     assert dataset.get_graph(("a", "to", "a")).topo.indptr.tolist() == offsets
 
 

@@ -27,8 +27,9 @@ def test_edges_ascend_by_row_and_column_and_equal_ones_stay(
 
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=20),
-    st.sampled_from(["COO", "CSR", "CSC"]), st.sampled_from(["CSR", "CSC"]),
-)  # fmt: skip
+    st.sampled_from(["COO", "CSR", "CSC"]),
+    st.sampled_from(["CSR", "CSC"]),
+)
 def test_edges_keep_ids_and_weights_from_any_layout_to_any_other(
     edges: list[tuple[int, int]], given_as: str, kept_as: str
 ) -> None:

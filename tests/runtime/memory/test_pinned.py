@@ -178,9 +178,11 @@ def registry_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[CountingRegistry],
 def _pages(*ranges: tuple[int, int]) -> list[int]:
     """Return the numbers of the pages that hold ranges of (address, bytes), ascending."""
     return sorted(
-        page for address, nbytes in ranges if nbytes
+        page
+        for address, nbytes in ranges
+        if nbytes
         for page in range(address // PAGE, -(-(address + nbytes) // PAGE))
-    )  # fmt: skip
+    )
 
 
 def _needed(tensors: Iterable[torch.Tensor]) -> list[int]:
@@ -229,9 +231,11 @@ def test_memory_that_cannot_be_pinned_in_place_has_a_copy_of_its_size(
 
 
 def test_features_that_stay_on_the_host_are_pinned_in_shared_memory(
-    registry_is: Callable[[CountingRegistry], None], monkeypatch: pytest.MonkeyPatch, gpus: Gpus,
+    registry_is: Callable[[CountingRegistry], None],
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: Gpus,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     registry = CountingRegistry()
     registry_is(registry)
     gpus.append(10**12)

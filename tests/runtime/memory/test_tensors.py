@@ -53,10 +53,17 @@ def test_tensors_over_a_buffer(sizes: list[int], offset: int) -> None:
 def test_tensors_keep_their_values_types_and_shapes() -> None:
     base = torch.arange(24)
     tensors = [
-        base, base[3:9], base.view(4, 6)[:, 1:3], torch.tensor(2.5), torch.empty(0, 3),
-        torch.ones(2, dtype=torch.bool), torch.rand(3).half(), torch.rand(2, 2, requires_grad=True),
-        torch.rand(5).bfloat16(), torch.rand(2, 3).to(torch.float8_e5m2),
-    ]  # fmt: skip
+        base,
+        base[3:9],
+        base.view(4, 6)[:, 1:3],
+        torch.tensor(2.5),
+        torch.empty(0, 3),
+        torch.ones(2, dtype=torch.bool),
+        torch.rand(3).half(),
+        torch.rand(2, 2, requires_grad=True),
+        torch.rand(5).bfloat16(),
+        torch.rand(2, 3).to(torch.float8_e5m2),
+    ]
     found = _round_trip(_Thing("x", tensors))
     assert found.name == "x"
     for tensor, other in zip(tensors, found.tensors, strict=True):
@@ -170,6 +177,8 @@ def test_empty_shared_memory_takes_the_shape_and_type_asked_for() -> None:
     for shape in ((), (3,), (2, 3), (0, 5)):
         found = tensors.empty_shared(shape, torch.float16)
         assert (tuple(found.shape), found.dtype, found.is_contiguous()) == (
-            shape, torch.float16, True
-        )  # fmt: skip
+            shape,
+            torch.float16,
+            True,
+        )
         assert found.is_shared() == (found.numel() > 0)

@@ -31,9 +31,12 @@ sys.stdin.read()  # until the tests end
 def s3_server() -> Iterator[int]:
     """Yield the port of a server with an empty bucket."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", _SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     with process:
         assert process.stdout is not None
         port = int(process.stdout.readline())

@@ -19,12 +19,7 @@ from types import SimpleNamespace
 import pytest
 from object_server import SECRET, Answer, Fault, failing, flip, hold_back, reset
 
-from gigl_loader.errors import (
-    ConfigError,
-    ObjectStorageError,
-    PeerTimeoutError,
-    ResourceError,
-)
+from gigl_loader.errors import ConfigError, ObjectStorageError, PeerTimeoutError, ResourceError
 from gigl_loader.runtime.object_storage import folder_cache as cache
 from gigl_loader.runtime.object_storage import object_folder as object_storage
 from gigl_loader.runtime.object_storage.fetch import Fetch, StoredFile
@@ -89,11 +84,9 @@ def test_files_of_any_size_come_in_blocks(storage) -> None:
 
 @pytest.mark.parametrize(
     ("change", "times"),
-    [
-        (failing(500, "InternalError"), 2), (failing(503, "SlowDown"), 2), (reset, 2), (flip, 2),
-    ],
+    [(failing(500, "InternalError"), 2), (failing(503, "SlowDown"), 2), (reset, 2), (flip, 2)],
     ids=["500", "503", "reset", "wrong byte"],
-)  # fmt: skip
+)
 def test_what_passes_is_repeated(storage, change, times) -> None:
     files = _write(storage.url, {"x.bin": 3 * BLOCK, "y.bin": 9})
     storage.proxy.faults = [Fault(change, rf".*/{name}\.bin", times=times) for name in "xy"]
@@ -154,8 +147,9 @@ def test_a_file_that_was_given_up_does_not_get_its_name(storage, tmp_path) -> No
     files = _write(storage.url, {"x.bin": BLOCK, "y.bin": BLOCK})
     arrived, release = threading.Event(), threading.Event()
     storage.proxy.faults = [
-        Fault(hold_back(arrived, release), r".*/x\.bin"), Fault(failing(404, "No"), r".*/y\.bin"),
-    ]  # fmt: skip
+        Fault(hold_back(arrived, release), r".*/x\.bin"),
+        Fault(failing(404, "No"), r".*/y\.bin"),
+    ]
     fetch = Fetch(ObjectFolder(storage.url), tmp_path, files)
     fetch.reserve()
     failures: list[Exception] = []

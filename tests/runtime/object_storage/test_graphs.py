@@ -168,8 +168,10 @@ def test_a_server_takes_a_url_and_a_cache(storage, tmp_path) -> None:
         ["--root", storage.url, f"--cache-dir={tmp_path}/elsewhere", "--cache-size=1GB"]
     )
     assert (args.root, args.cache_dir, args.cache_size) == (
-        storage.url, f"{tmp_path}/elsewhere", "1GB",
-    )  # fmt: skip
+        storage.url,
+        f"{tmp_path}/elsewhere",
+        "1GB",
+    )
     _written(storage)
     DistDataset.load(args.root, 1, cache_dir=args.cache_dir, cache_size=args.cache_size)
     assert len(list((tmp_path / "elsewhere" / "read").iterdir())) == 1

@@ -37,8 +37,12 @@ from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
 def _partition(folder: Path, root: Any) -> Any:
     return partition_tables(
         NodeTable(folder / "nodes.parquet", id="name", features="x", feature_dtype="float32"),
-        EdgeTable(folder / "edges.parquet"), 2, root, progress=False, memory="300MB",
-    )  # fmt: skip
+        EdgeTable(folder / "edges.parquet"),
+        2,
+        root,
+        progress=False,
+        memory="300MB",
+    )
 
 
 def test_tables_are_partitioned_once_though_the_upload_fails(storage, tmp_path, monkeypatch):
@@ -119,10 +123,17 @@ def test_embeddings_are_read_from_the_url(storage, tmp_path, capsys) -> None:
     save_checkpoint({"model": model.state_dict()}, f"{storage.url}/model.pt")
     options = json.dumps({"in_channels": 1, "hidden_channels": 4, "num_layers": 1})
     words = [
-        "--root", f"{storage.url}/graph", "--out", f"{storage.url}/out", "--format=parquet",
-        "--model=torch_geometric.nn:GraphSAGE", "--model-options", options,
-        f"--checkpoint={storage.url}/model.pt", "--quiet",
-    ]  # fmt: skip
+        "--root",
+        f"{storage.url}/graph",
+        "--out",
+        f"{storage.url}/out",
+        "--format=parquet",
+        "--model=torch_geometric.nn:GraphSAGE",
+        "--model-options",
+        options,
+        f"--checkpoint={storage.url}/model.pt",
+        "--quiet",
+    ]
     assert main(words) == 0
     assert f"{storage.url}/out/part-00000.parquet" in capsys.readouterr().out
     puts = [r.key for r in storage.proxy.requests if r.method == "PUT"]

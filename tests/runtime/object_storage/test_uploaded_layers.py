@@ -55,9 +55,12 @@ def _run(url: str, stop_in: int | None = None, **how: Any) -> tuple[str, Any]:
     rows = None
     with contextlib.suppress(KeyboardInterrupt):
         rows = full_graph_inference(
-            layer_jobs.layers(begins), DistDataset.from_pyg(layer_jobs.graph()), out=url,
-            progress=False, **{"batch_size": 8, **how},
-        )  # fmt: skip
+            layer_jobs.layers(begins),
+            DistDataset.from_pyg(layer_jobs.graph()),
+            out=url,
+            progress=False,
+            **{"batch_size": 8, **how},
+        )
     return "".join(seen), rows.values if rows is not None else None
 
 
@@ -76,9 +79,15 @@ def test_a_rank_whose_machine_is_lost_goes_on_with_the_last_layer(
     def run(name: str, victim: int) -> list[str]:
         (tmp_path / f"group-{name}").mkdir()
         run_ranks(
-            layer_jobs.infer, tmp_path, name, storage.url, victim, world_size=layer_jobs.WORLD,
-            tmp_path=tmp_path / f"group-{name}", may_die=[victim],
-        )  # fmt: skip
+            layer_jobs.infer,
+            tmp_path,
+            name,
+            storage.url,
+            victim,
+            world_size=layer_jobs.WORLD,
+            tmp_path=tmp_path / f"group-{name}",
+            may_die=[victim],
+        )
         files = [tmp_path / f"{name}{rank}" for rank in range(layer_jobs.WORLD)]
         return [file.read_text() if file.exists() else "" for file in files]
 

@@ -54,11 +54,13 @@ def test_one_rank_needs_no_group() -> None:
 
 
 @pytest.mark.parametrize(
-    "ask", [
-        lambda: gather_from_ranks("a", 2, str), lambda: broadcast_value("a", 2, str),
+    "ask",
+    [
+        lambda: gather_from_ranks("a", 2, str),
+        lambda: broadcast_value("a", 2, str),
         lambda: decide_with_ranks("a", 2, str, lambda found: "b", str),
     ],
-)  # fmt: skip
+)
 def test_a_group_that_breaks_is_named(ask: Any, group: "_Group") -> None:
     group.fails = "Connection closed by peer"
     with pytest.raises(PeerError, match=r"broke while its ranks agreed .*Connection closed"):
@@ -89,9 +91,11 @@ def group(monkeypatch: pytest.MonkeyPatch) -> _Group:
     """The process group that this process is in."""
     found = _Group()
     names = SimpleNamespace(
-        group=SimpleNamespace(WORLD=found), get_backend_config=lambda group: found.backends,
-        get_rank=lambda group=None: 0, ReduceOp=dist.ReduceOp,
-    )  # fmt: skip
+        group=SimpleNamespace(WORLD=found),
+        get_backend_config=lambda group: found.backends,
+        get_rank=lambda group=None: 0,
+        ReduceOp=dist.ReduceOp,
+    )
     monkeypatch.setattr(ranks, "dist", names)
     return found
 
@@ -115,8 +119,11 @@ def test_a_rank_that_was_not_heard_is_waited_for_shortly(group: _Group) -> None:
 
 def test_options_that_differ_are_named_with_their_ranks() -> None:
     check_same_options([{"seed": "1"}, {"seed": "1"}], "shard='world'")
-    with pytest.raises(ConfigError, match=r"takes the same seed on all ranks, got 1 on ranks "
-                       r"\[0, 2\]; 2 on ranks \[1\]"):  # fmt: skip
+    with pytest.raises(
+        ConfigError,
+        match=r"takes the same seed on all ranks, got 1 on ranks "
+        r"\[0, 2\]; 2 on ranks \[1\]",
+    ):
         check_same_options([{"seed": "1"}, {"seed": "2"}, {"seed": "1"}], "shard='world'")
     with pytest.raises(ConfigError, match=r"None on ranks \[0\]; 3 on ranks \[1\]"):
         check_same_options([{}, {"batch_size": "3"}], "shard='world'")

@@ -28,9 +28,10 @@ def debian(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return ROUTES[host]
 
     machine = SimpleNamespace(
-        own_name=lambda: ("node1", names["node1"]), address_towards=address_towards,
+        own_name=lambda: ("node1", names["node1"]),
+        address_towards=address_towards,
         interface_of={"10.9.0.7": "eth7"}.get,
-    )  # fmt: skip
+    )
     monkeypatch.setattr(gloo_interface, "sockets", machine)
     return SimpleNamespace(names=names)
 

@@ -67,9 +67,11 @@ def test_a_port_to_give_is_none_that_the_system_gives_meanwhile(
 ) -> None:
     """Not to a socket that connects, nor where it gives all ports but the first thousand."""
     for told, least, below in (
-        ("32768\t60999", 15_000, 32_768), ("16000 60999", 15_000, 16_000),
-        ("5000 60999", 4000, 5000), ("1024 65535", 15_000, 32_768),
-    ):  # fmt: skip
+        ("32768\t60999", 15_000, 32_768),
+        ("16000 60999", 15_000, 16_000),
+        ("5000 60999", 4000, 5000),
+        ("1024 65535", 15_000, 32_768),
+    ):
         (tmp_path / "range").write_text(f"{told}\n")
         constants(sockets, _AUTOMATIC=str(tmp_path / "range"))
         ports = free_ports(50, "127.0.0.1")
@@ -83,9 +85,7 @@ def test_where_they_are_taken_the_system_gives_ports(
     with sockets.listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         (tmp_path / "range").write_text(f"{port + 1} 60999")
-        constants(
-            sockets, _AUTOMATIC=str(tmp_path / "range"), _FIRST_PORT=port, _LEAST_PORTS=1
-        )  # fmt: skip
+        constants(sockets, _AUTOMATIC=str(tmp_path / "range"), _FIRST_PORT=port, _LEAST_PORTS=1)
         (other,) = free_ports(1, "127.0.0.1")
     assert other not in (0, port)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):

@@ -65,8 +65,11 @@ def test_a_path_and_a_host_cannot_change_what_is_made(tmp_path: Path) -> None:
     """Paths with signs that OpenSSL's configuration gives a meaning, and hosts with its commas."""
     folder = certs.make_folder(tmp_path / "a $b #c", ["node0"])
     assert sorted(path.name for path in folder.iterdir()) == [
-        "ca-key.pem", "ca.pem", "cert.pem", "key.pem",
-    ]  # fmt: skip
+        "ca-key.pem",
+        "ca.pem",
+        "cert.pem",
+        "key.pem",
+    ]
     for host in ("node0, DNS:other", "node0\nkeyUsage = critical", ""):
         with pytest.raises(ConfigError, match="neither a host name nor an address"):
             certs.make_folder(tmp_path / "refused", [host])
@@ -91,8 +94,10 @@ def test_strict_clients_accept_the_chain(tmp_path: Path) -> None:
     strict = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-verify_hostname"]
     done = subprocess.run(
         [*strict, "node0", "-CAfile", tmp_path / "ca.pem", tmp_path / "cert.pem"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
 
 

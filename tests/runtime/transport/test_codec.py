@@ -38,8 +38,7 @@ class Message:
 
 
 ARRAYS = hnp.arrays(
-    st.sampled_from(codec._DTYPES),
-    hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5),
+    st.sampled_from(codec._DTYPES), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 )
 INNER = st.builds(Inner, ARRAYS, st.text(max_size=20))
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=5)

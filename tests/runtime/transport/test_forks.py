@@ -74,10 +74,14 @@ def test_a_fork_keeps_no_connection_that_is_being_accepted(
     assert forks.join() == [False]
 
 
-@pytest.mark.parametrize("opens", [
-    lambda network: network.caller(network.service().listener.address).connect(1e9),
-    lambda network: sockets.listen("127.0.0.1", 0).close(),
-], ids=["connect", "listen"])  # fmt: skip
+@pytest.mark.parametrize(
+    "opens",
+    [
+        lambda network: network.caller(network.service().listener.address).connect(1e9),
+        lambda network: sockets.listen("127.0.0.1", 0).close(),
+    ],
+    ids=["connect", "listen"],
+)
 def test_a_fork_keeps_no_socket_that_is_being_opened(
     plain: Network, monkeypatch: pytest.MonkeyPatch, opens: Callable[[Network], object]
 ) -> None:

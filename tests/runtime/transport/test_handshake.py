@@ -55,11 +55,7 @@ def test_certificates_of_one_authority_let_in(folders: dict[str, Path], plain: N
 @pytest.mark.parametrize("bad", ["foreign", "expired", "self-signed"])
 @pytest.mark.parametrize("side", ["caller", "listener"])
 def test_other_certificates_are_refused_with_words_at_both_ends(
-    folders: dict[str, Path],
-    plain: Network,
-    caplog: pytest.LogCaptureFixture,
-    bad: str,
-    side: str,
+    folders: dict[str, Path], plain: Network, caplog: pytest.LogCaptureFixture, bad: str, side: str
 ) -> None:
     securities = {
         name: Security.resolve(str(folders[bad if name == side else "good"]), "", False)

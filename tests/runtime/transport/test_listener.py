@@ -135,8 +135,9 @@ def test_on_a_lane_the_later_connection_stays_though_its_thread_is_first(
         assert service.ends == [("tester", EndReason.REPLACED)]
         wait_until(lambda: service.listener.stats()["open"] == 1, "it is closed")
         assert {peer.gone.is_set(): peer in first for peer in service.peers} == {
-            True: True, False: False
-        }  # fmt: skip
+            True: True,
+            False: False,
+        }
 
 
 @pytest.mark.usefixtures("many_descriptors")
@@ -340,9 +341,13 @@ def test_a_listener_that_closes_answers_with_its_goodbye_alone(
         return request
 
     listener = Listener(
-        "127.0.0.1", 0, network.security, {"ask": Method(int, int, fail_once_a_is_gone)},
-        "service", on_end=lambda peer, end: ends.append(peer.name),
-    ).start()  # fmt: skip
+        "127.0.0.1",
+        0,
+        network.security,
+        {"ask": Method(int, int, fail_once_a_is_gone)},
+        "service",
+        on_end=lambda peer, end: ends.append(peer.name),
+    ).start()
     network.opened.append(listener)
     a, b = (network.caller(listener.address, name=name) for name in "ab")
     assert a.ask("ask", 1, int).wait(60) == 1

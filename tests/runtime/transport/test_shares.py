@@ -147,9 +147,11 @@ def _of(
 
 @settings(max_examples=examples(12), deadline=None)
 @given(
-    many=st.integers(1, 12), few=st.integers(1, 3), mb_per_s=st.integers(5, 20),
+    many=st.integers(1, 12),
+    few=st.integers(1, 3),
+    mb_per_s=st.integers(5, 20),
     nbytes=st.tuples(*[st.integers(100_000, 5 * MB)] * 2),
-)  # fmt: skip
+)
 @example(many=1, few=2, mb_per_s=5, nbytes=(100_000, 100_000))
 @example(many=12, few=1, mb_per_s=20, nbytes=(5 * MB, 100_000))
 def test_two_jobs_get_half_of_a_full_link(

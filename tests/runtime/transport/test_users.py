@@ -126,10 +126,15 @@ _NO_PROTOCOL = 31
 
 
 @pytest.mark.parametrize("is_asked", [True, False], ids=["kernel is asked", "tables are read"])
-@pytest.mark.parametrize(("host", "there"), [
-    ("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1"),
-    ("127.0.0.1", "::ffff:127.0.0.1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "there"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("::1", "::1"),
+        ("::", "127.0.0.1"),
+        ("127.0.0.1", "::ffff:127.0.0.1"),
+    ],
+)
 def test_both_ends_know_whose_the_other_is(
     constants: SetConstants, is_asked: bool, host: str, there: str
 ) -> None:

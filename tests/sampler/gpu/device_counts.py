@@ -24,9 +24,12 @@ STEPS = ("place", "launch", "cut", "tell", "finish")
 
 
 _LAUNCH_NOTHING = {
-    "aten._unsafe_view.default", "aten.empty.memory_format", "aten.new_empty.default",
-    "aten.empty_like.default", "aten.scalar_tensor.default",
-}  # fmt: skip
+    "aten._unsafe_view.default",
+    "aten.empty.memory_format",
+    "aten.new_empty.default",
+    "aten.empty_like.default",
+    "aten.scalar_tensor.default",
+}
 """Views, memory, and numbers of the host."""
 
 

@@ -109,9 +109,12 @@ def quantised_rows(rank: int, size: int, folder: Path) -> None:
         partition_graph(data, size, folder / "parts", feature_dtype="int8")
     dist.barrier()
     how: dict[str, Any] = {
-        "num_neighbors": [3, 2], "input_nodes": torch.arange(rank, 40, size), "batch_size": 5,
-        "seed": 1, "exchange": "collective",
-    }  # fmt: skip
+        "num_neighbors": [3, 2],
+        "input_nodes": torch.arange(rank, 40, size),
+        "batch_size": 5,
+        "seed": 1,
+        "exchange": "collective",
+    }
     dataset = DistDataset.load(folder / "parts", rank)
     with DistNeighborLoader(dataset, **how) as loader:
         known = [batch_digest(batch) for batch in loader]
@@ -253,8 +256,9 @@ class ModelWithLog(torch.nn.Module):
 
         # torch wants this very type, which its stubs lack
         def averaged(
-            group: Any, bucket: dist.GradBucket,  # type: ignore[name-defined]
-        ) -> torch.futures.Future[torch.Tensor]:  # fmt: skip
+            group: Any,
+            bucket: dist.GradBucket,  # type: ignore[name-defined]
+        ) -> torch.futures.Future[torch.Tensor]:
             note("model's", "all_reduce")
             return allreduce_hook(group, bucket)
 
@@ -323,7 +327,7 @@ def training_on_gpus(rank: int, size: int) -> None:
         placed = cases.partition(rank, size, typed=False).to(own)
         with DistNeighborLoader(
             placed, [3, 2], nodes, num_workers=0, exchange="collective", **how
-        ) as loader:  # fmt: skip
+        ) as loader:
             for epoch in range(20):
                 for at, batch in enumerate(loader):
                     model(batch.x).sum().backward()

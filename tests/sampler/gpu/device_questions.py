@@ -53,16 +53,24 @@ class Question:
         return DeviceDraw(
             self.draw,
             Adjacency(
-                torch.from_numpy(adjacency.indptr), torch.from_numpy(adjacency.indices), None,
+                torch.from_numpy(adjacency.indptr),
+                torch.from_numpy(adjacency.indices),
+                None,
                 None if adjacency.weights is None else torch.from_numpy(adjacency.weights),
             ),
-            rows=spread[0], ids=spread[1], keys=torch.tensor([signed(self.draw.key)]),
+            rows=spread[0],
+            ids=spread[1],
+            keys=torch.tensor([signed(self.draw.key)]),
             width=self.draw.fanout if self.draw.fanout >= 0 else largest,
-            times=None if order is None else TimeOrder(
+            times=None
+            if order is None
+            else TimeOrder(
                 torch.from_numpy(order.order), torch.from_numpy(order.times), order.is_float
             ),
-            until=spread[2], since=spread[3], largest_degree=largest,
-        )  # fmt: skip
+            until=spread[2],
+            since=spread[3],
+            largest_degree=largest,
+        )
 
     def check(self, kernels: TorchKernels, unused: np.ndarray, largest_degree: Any = None) -> None:
         """Make sure that ``kernels`` draw the positions that the CPU draws."""

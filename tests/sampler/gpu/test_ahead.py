@@ -68,9 +68,8 @@ def _waits(dataset: DistDataset, concurrency: int, batches: int) -> int:
     """Return how often the host waited in an epoch of so many batches."""
     nodes = torch.arange(cases.NODES).repeat(8)[: 4 * batches]
     with DistNeighborLoader(
-        dataset, [3, 2], nodes, batch_size=4, seed=5, num_workers=0,
-        worker_concurrency=concurrency,
-    ) as loader:  # fmt: skip
+        dataset, [3, 2], nodes, batch_size=4, seed=5, num_workers=0, worker_concurrency=concurrency
+    ) as loader:
         found, memory = [batch_digest(batch) for batch in loader], LateMemory.last
         assert len(found) == batches
         assert memory.marks == MARKS * batches
@@ -126,9 +125,13 @@ def test_rows_are_read_without_a_wait() -> None:
         memory = DeviceMemory(torch.device("cpu"))
         sampler = DeviceSampler(host_sampler, plan, graph, TorchKernels(DEVICE), memory, 60.0)
         drawn = CutBatch(
-            roots, {node_type: ids(12)}, {node_type: [4, 5, 3]},
-            {edge_type: SampledEdges(ids(2, 14), ids(14), [8, 6])}, {}, None,
-        )  # fmt: skip
+            roots,
+            {node_type: ids(12)},
+            {node_type: [4, 5, 3]},
+            {edge_type: SampledEdges(ids(2, 14), ids(14), [8, 6])},
+            {},
+            None,
+        )
         host, rows = sampler.finish(drawn)
         found = rows.lent()
     assert all(one.device == DEVICE for one in found.values())

@@ -48,8 +48,12 @@ def test_the_page_in_the_tree_is_of_this_benchmark_and_says_what_it_is(bench: Mo
     rehearsed = "the CPU (" in text
     assert (bench.REHEARSAL in text) == rehearsed
     assert ("Tests: not run: a rehearsal" in text) == rehearsed
-    rows = [line for name in (*bench.OWN, *bench.TRAINING) for line in text.splitlines()
-            if line.startswith(f"| {name} |")]  # fmt: skip
+    rows = [
+        line
+        for name in (*bench.OWN, *bench.TRAINING)
+        for line in text.splitlines()
+        if line.startswith(f"| {name} |")
+    ]
     assert all(row.split("|")[2].strip()[0].isdigit() for row in rows), "each of our own has run"
 
 
@@ -152,9 +156,7 @@ def test_a_peer_that_cannot_run_is_left_out_by_name(
 
 # --- pieces of a run ------------------------------------------------------------------------------
 
-MEASURED = {
-    "seeds_per_s": [1000.0], "host_to_device_gb_per_s": 20.0, "gather_gb_per_s": 300.0,
-}  # fmt: skip
+MEASURED = {"seeds_per_s": [1000.0], "host_to_device_gb_per_s": 20.0, "gather_gb_per_s": 300.0}
 
 
 class Machine:
@@ -306,9 +308,15 @@ def test_its_tests_start_where_packages_are_missing(bench: ModuleType) -> None:
     ],
 )
 def test_tests_that_fail_or_do_not_start_are_told(
-    code: int, said: str, on_page: str, problem: str | None, failed: bool,
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    code: int,
+    said: str,
+    on_page: str,
+    problem: str | None,
+    failed: bool,
+    bench: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(bench, "output_of", lambda words, seconds: (code, said, ""))
     piece = bench.Bench(_args(bench, device="cuda:0"), tmp_path / "gpu.md")
     piece._run_one(bench.TESTS)
@@ -348,9 +356,13 @@ def test_it_starts_as_a_plain_script_in_any_folder(tmp_path: Path) -> None:
     script, page = str(FOLDER / "bench.py"), str(tmp_path / "gpu.md")
     words = [script, "--rehearse", "--minutes", "0", "--out", page]
     done = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, text=True,
-        capture_output=True, timeout=120,
-    )  # fmt: skip
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
     assert done.returncode == 3, done.stderr
     assert "go on with --continue" in done.stdout
     assert "not run yet" in (tmp_path / "gpu.md").read_text()

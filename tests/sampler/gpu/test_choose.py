@@ -95,9 +95,10 @@ def test_warps_that_were_asked_for_name_the_driver(warp_says: Any) -> None:
 
 def test_a_gpu_that_is_too_old_for_warp_is_named(warp_says: Any) -> None:
     warp_says(
-        get_cuda_device_count=1, get_cuda_device=SimpleNamespace(arch=70),
+        get_cuda_device_count=1,
+        get_cuda_device=SimpleNamespace(arch=70),
         get_cuda_supported_archs=[75, 80],
-    )  # fmt: skip
+    )
     with pytest.raises(ConfigError, match="for sm_75 and later, and cuda:0 is of sm_70"):
         kernels_for(GPU, "warp")
 

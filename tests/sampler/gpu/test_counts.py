@@ -25,10 +25,14 @@ from gigl_loader.testing import run_ranks
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "gpu.md"
 NODES = {"paper": 400, "author": 300, "institute": 40, "topic": 50}
 EDGE_TYPES = [
-    ("paper", "cites", "paper"), ("paper", "written_by", "author"), ("author", "writes", "paper"),
-    ("author", "at", "institute"), ("institute", "of", "author"), ("paper", "about", "topic"),
+    ("paper", "cites", "paper"),
+    ("paper", "written_by", "author"),
+    ("author", "writes", "paper"),
+    ("author", "at", "institute"),
+    ("institute", "of", "author"),
+    ("paper", "about", "topic"),
     ("topic", "in", "paper"),
-]  # fmt: skip
+]
 HOPS = [5, 4, 3]
 HOW: dict[str, Any] = {"batch_size": 20, "num_workers": 0, "seed": 1}
 
@@ -65,10 +69,14 @@ def _per_batch(kernels: Any, *, epochs_before: int = 0, **how: Any) -> dict[str,
 
 @pytest.mark.parametrize(
     ("how", "operators", "launches"),
-    [({}, 105, 30), ({"replace": True}, 105, 30), ({"disjoint": True}, 280, 30),
-     ({"with_edge": True}, 105, 37)],
+    [
+        ({}, 105, 30),
+        ({"replace": True}, 105, 30),
+        ({"disjoint": True}, 280, 30),
+        ({"with_edge": True}, 105, 37),
+    ],
     ids=["merged", "replace", "trees", "edge ids"],
-)  # fmt: skip
+)
 def test_one_device(how: dict[str, Any], operators: int, launches: int) -> None:
     """With a label for each edge type there were 718 operators and 69 launches, by this counter."""
     found = _per_batch("warp", **how)

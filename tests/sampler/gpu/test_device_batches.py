@@ -18,12 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_geometric.data import Data
 from without_values import DEVICE, GraphWithoutValues
 
-from gigl_loader import (
-    DistDataset,
-    DistLinkNeighborLoader,
-    DistNeighborLoader,
-    partition_graph,
-)
+from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader, partition_graph
 from gigl_loader.batch.message import BatchTicket
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.errors import ConfigError, SamplingError
@@ -41,9 +36,16 @@ ONE: dict[str, Any] = {"batch_size": 4, "seed": 5, "num_workers": 0}
 
 
 SAME_DRAWS = {
-    "nodes, out", "nodes, in the order of input", "nodes, in groups", "typed nodes, out", "links",
-    "links, by time", "typed links, binary", "typed links, in groups", "anchors, in groups",
-}  # fmt: skip
+    "nodes, out",
+    "nodes, in the order of input",
+    "nodes, in groups",
+    "typed nodes, out",
+    "links",
+    "links, by time",
+    "typed links, binary",
+    "typed links, in groups",
+    "anchors, in groups",
+}
 """Kinds that ask kernels for what other kinds ask for, too: they have other edges or roots."""
 
 
@@ -63,9 +65,16 @@ def test_the_bits_of_the_cpu(name: str, kernels: Any) -> None:
 
 @pytest.mark.parametrize("kernels", ["torch", "warp"])
 @pytest.mark.parametrize(
-    "name", ["nodes", "nodes, labor", "nodes, by time", "nodes, weighted", "typed nodes, disjoint",
-             "links, binary"],
-)  # fmt: skip
+    "name",
+    [
+        "nodes",
+        "nodes, labor",
+        "nodes, by time",
+        "nodes, weighted",
+        "typed nodes, disjoint",
+        "links, binary",
+    ],
+)
 def test_edges_on_the_host_give_the_same_bits(name: str, kernels: Any) -> None:
     case = CASES[name]
     dataset = case.partition(0, 1).to("cpu", kernels=kernels, edges="host", features="host")
@@ -175,8 +184,10 @@ def optimum(batches: list[list[int]], slots: int) -> int:
     fetched = 0
     for number, ids in enumerate(batches):
         fetched += len(set(ids) - held)
-        later = {one: min((at for at in uses[one] if at > number), default=1 << 30)
-                 for one in held | set(ids)}  # fmt: skip
+        later = {
+            one: min((at for at in uses[one] if at > number), default=1 << 30)
+            for one in held | set(ids)
+        }
         held = set(sorted(later, key=later.__getitem__)[:slots])
     return fetched
 
@@ -252,9 +263,15 @@ def test_an_error_comes_in_its_turn() -> None:
     for kernels in (None, "torch"):
         dataset = DistDataset.from_pyg(graph).to("cpu", kernels=kernels)
         with DistLinkNeighborLoader(
-            dataset, [2], seeds, batch_size=2, num_workers=0, seed=1, neg_sampling="triplet",
+            dataset,
+            [2],
+            seeds,
+            batch_size=2,
+            num_workers=0,
+            seed=1,
+            neg_sampling="triplet",
             strict=True,
-        ) as loader:  # fmt: skip
+        ) as loader:
             found: list[str] = []
             with pytest.raises(SamplingError, match="has no negative"):
                 found.extend(batch_digest(batch) for batch in loader)

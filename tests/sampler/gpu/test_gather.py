@@ -15,9 +15,10 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64, 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(
-    dtype=st.sampled_from(TYPES), shape=st.sampled_from([(), (1,), (3,), (4,), (7,), (2, 5)]),
+    dtype=st.sampled_from(TYPES),
+    shape=st.sampled_from([(), (1,), (3,), (4,), (7,), (2, 5)]),
     count=st.integers(0, 9),
-)  # fmt: skip
+)
 def test_rows_are_those_of_torch(dtype: torch.dtype, shape: tuple[int, ...], count: int) -> None:
     values = torch.randint(-100, 100, (11, *shape)).to(dtype)
     rows = torch.randint(11, (count,))

@@ -36,9 +36,13 @@ def test_draws_are_those_of_the_cpu(question: Question, data: st.DataObject) -> 
 
 
 HOWS: list[dict[str, Any]] = [
-    {}, {"replace": True}, {"with_weight": True}, {"with_weight": True, "replace": True},
-    {"method": "labor"}, {"method": "labor", "with_weight": True},
-]  # fmt: skip
+    {},
+    {"replace": True},
+    {"with_weight": True},
+    {"with_weight": True, "replace": True},
+    {"method": "labor"},
+    {"method": "labor", "with_weight": True},
+]
 
 
 @each
@@ -135,9 +139,13 @@ def test_hubs_and_many_rows() -> None:
     labor: dict[str, Any] = {"method": "labor"}
     # Torch reads as many columns of all rows as the longest one has: no test for a hub.
     for how, asked in [
-        ({}, ALL), ({"replace": True}, ALL), (weighted, ALL[1:]), (labor, ALL[1:]),
-        ({**weighted, "replace": True}, ALL[1:]), ({**labor, **weighted}, ALL[1:]),
-    ]:  # fmt: skip
+        ({}, ALL),
+        ({"replace": True}, ALL),
+        (weighted, ALL[1:]),
+        (labor, ALL[1:]),
+        ({**weighted, "replace": True}, ALL[1:]),
+        ({**labor, **weighted}, ALL[1:]),
+    ]:
         question = Question(view, draw_of(15, 2**64 - 59, **how), rng.permutation(5000), None)
         for kernels in asked:
             question.check(kernels, np.zeros(5000, bool))
@@ -159,12 +167,15 @@ def test_edges_past_two_thousand_million(tmp_path: Path) -> None:
     order = sparse("order", np.int64, first + np.random.default_rng(0).permutation(second))
     view = view_of(
         Adjacency(
-            indptr, sparse("indices", np.int32, np.arange(second) // 3), None,
-            sparse("weights", np.float32, np.arange(second) / 9), first_edge=0,
+            indptr,
+            sparse("indices", np.int32, np.arange(second) // 3),
+            None,
+            sparse("weights", np.float32, np.arange(second) / 9),
+            first_edge=0,
         ),
         60,
         TimeOrder(order, sparse("times", np.int64, np.arange(second) // 4), is_float=False),
-    )  # fmt: skip
+    )
     late = TreesAndTimes(np.zeros(1, np.int64), np.full(1, 11))
     cases: list[tuple[list[int], TreesAndTimes | None, dict[str, Any]]] = [
         ([0, 1, 2], None, {}),
@@ -241,9 +252,7 @@ SOME_IDS = st.lists(st.integers(0, 12) | st.integers(2**40, 2**40 + 2), max_size
 
 @each
 @settings(max_examples=examples(150), deadline=None)
-@given(
-    roots=st.lists(SOME_IDS, min_size=1, max_size=3), hops=st.integers(0, 4), data=st.data()
-)  # fmt: skip
+@given(roots=st.lists(SOME_IDS, min_size=1, max_size=3), hops=st.integers(0, 4), data=st.data())
 def test_labels_are_those_of_the_cpu(
     kernels: TorchKernels, roots: list[list[int]], hops: int, data: st.DataObject
 ) -> None:
@@ -272,17 +281,22 @@ def test_labels_are_those_of_the_cpu(
 
 def _labels(roots: list[list[int]], room: list[int]) -> DeviceLabels:
     """Return labels of the roots of each type, with room for more."""
-    parts = [torch.tensor([*ids, *[-1] * more], dtype=torch.int64)
-             for ids, more in zip(roots, room, strict=True)]  # fmt: skip
+    parts = [
+        torch.tensor([*ids, *[-1] * more], dtype=torch.int64)
+        for ids, more in zip(roots, room, strict=True)
+    ]
     begins = [0, *itertools.accumulate(map(len, parts))]
     counts = torch.tensor([len(ids) for ids in roots])
     return DeviceLabels(torch.cat(parts), counts, begins, torch.tensor(begins))
 
 
 def _check_label(
-    kernels: TorchKernels, labels: DeviceLabels, ids: list[np.ndarray], valid: list[np.ndarray],
+    kernels: TorchKernels,
+    labels: DeviceLabels,
+    ids: list[np.ndarray],
+    valid: list[np.ndarray],
     wanted: list[NodeLabels],
-) -> None:  # fmt: skip
+) -> None:
     sizes = [of_type.size for of_type in ids]
     keys = np.concatenate([np.where(used, one, -1) for used, one in zip(valid, ids, strict=True)])
     places = TypedPlaces(sizes, torch.tensor(sizes).cumsum(0))
@@ -308,8 +322,9 @@ def test_labels_of_trees_are_those_of_the_cpu(
     for call in calls:
         trees, ids = np.array(call, np.int64).reshape(-1, 2).T.copy()
         found = kernels.label(
-            labels, torch.from_numpy(trees << bits | ids),
+            labels,
+            torch.from_numpy(trees << bits | ids),
             TypedPlaces([len(call)], torch.tensor([len(call)])),
-        )  # fmt: skip
+        )
         assert found.tolist() == wanted.label(ids, trees, num_trees).tolist()
     assert labels.keys[: int(labels.counts)].tolist() == wanted.nodes.tolist()

@@ -39,9 +39,20 @@ def _data() -> Data:
 
 def _planned(capsys: pytest.CaptureFixture[str], gpu: str = "80GB") -> dict[str, Any]:
     words = [
-        "--nodes", str(NODES), "--edges", str(NODES * DEGREE), "--dim", str(DIM),
-        "--batch-size", "50", "--num-neighbors", "5,4", "--gpu", gpu, "--json",
-    ]  # fmt: skip
+        "--nodes",
+        str(NODES),
+        "--edges",
+        str(NODES * DEGREE),
+        "--dim",
+        str(DIM),
+        "--batch-size",
+        "50",
+        "--num-neighbors",
+        "5,4",
+        "--gpu",
+        gpu,
+        "--json",
+    ]
     assert main(words) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)["gpu"]
     return found
@@ -130,9 +141,7 @@ class SmallMemory(DeviceMemory):
 
 
 @pytest.fixture
-def small_memory(
-    memory_of_devices: Callable[[type[DeviceMemory]], None],
-) -> type[SmallMemory]:
+def small_memory(memory_of_devices: Callable[[type[DeviceMemory]], None]) -> type[SmallMemory]:
     memory_of_devices(SmallMemory)
     return SmallMemory
 
@@ -165,9 +174,8 @@ LABELS = MOST_NODES * 8
     ids=["float32", "float16, widened", "int8, widened"],
 )
 def test_rows_are_counted(
-    features: dict[str, Any], bytes_of_a_row: int, small_memory: type[SmallMemory],
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    features: dict[str, Any], bytes_of_a_row: int, small_memory: type[SmallMemory], tmp_path: Path
+) -> None:
     partition_graph(_data(), 1, tmp_path, **features)
     dataset = DistDataset.load(tmp_path, 0).to("cpu", kernels="torch")
     small_memory.free = _bytes_of_batches(dataset, bytes_of_a_row)

@@ -171,9 +171,6 @@ def test_launches_of_a_batch_are_captured_and_replayed(how: dict[str, Any], kern
     with DistNeighborLoader(plain, [3, 2], nodes, **ONE, **how) as loader:
         known = [batch_digest(batch) for _ in range(2) for batch in loader]
     placed = plain.to("cuda", kernels=kernels)
-    with (
-        events_are_asked_for(),
-        DistNeighborLoader(placed, [3, 2], nodes, **ONE, **how) as loader,
-    ):
+    with events_are_asked_for(), DistNeighborLoader(placed, [3, 2], nodes, **ONE, **how) as loader:
         assert [batch_digest(batch) for _ in range(2) for batch in loader] == known
         assert source_of(loader).sampler.replays.num_replayed == 2 * 10 - 1, "all but the first"

@@ -21,10 +21,15 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     seen: list[int] = []
     data = Data(x=torch.rand(100, 4), edge_index=edges, train_mask=torch.arange(100) < 50)
     names: dict[str, Any] = {
-        "DistDataset": DistDataset, "DistNeighborLoader": DistNeighborLoader,
-        "data": data, "seeds": torch.arange(50),
-        "folder": tmp_path / "graph", "rank": 0, "local_rank": 0, "seen": seen,
-    }  # fmt: skip
+        "DistDataset": DistDataset,
+        "DistNeighborLoader": DistNeighborLoader,
+        "data": data,
+        "seeds": torch.arange(50),
+        "folder": tmp_path / "graph",
+        "rank": 0,
+        "local_rank": 0,
+        "seen": seen,
+    }
     monkeypatch.setenv("LOCAL_RANK", "0")
     with one_rank(tmp_path):
         partition_graph(data, num_partitions=1, root=tmp_path / "graph", method="contiguous")

@@ -53,9 +53,14 @@ def test_the_bits_of_the_cpu(
     ranks = tmp_path / "ranks"
     ranks.mkdir()
     run_ranks(
-        device_jobs.of_partitions, tmp_path, names, how, world_size=world, tmp_path=ranks,
+        device_jobs.of_partitions,
+        tmp_path,
+        names,
+        how,
+        world_size=world,
+        tmp_path=ranks,
         timeout=600,
-    )  # fmt: skip
+    )
     for name in names:
         assert cases.read(tmp_path, name) == KNOWN[name], name
 
@@ -85,9 +90,8 @@ def test_the_bits_of_the_cpu(
 )
 def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
     run_ranks(
-        getattr(device_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die,
-        timeout=300,
-    )  # fmt: skip
+        getattr(device_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die, timeout=300
+    )
 
 
 def test_quantised_rows(tmp_path: Path) -> None:

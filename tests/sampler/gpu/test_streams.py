@@ -138,9 +138,10 @@ def _written_while_it_is_read(streams: Streams, memory: StreamedMemory) -> None:
     ],
 )
 def test_mistakes_are_seen(
-    mistake: Callable[[Streams, StreamedMemory], None], error: str,
+    mistake: Callable[[Streams, StreamedMemory], None],
+    error: str,
     watched: tuple[Streams, StreamedMemory],
-) -> None:  # fmt: skip
+) -> None:
     mistake(*watched)
     gc.collect()
     assert any(error in one for one in watched[0].errors), watched[0].errors

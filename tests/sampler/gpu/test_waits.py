@@ -35,15 +35,27 @@ def _ints(*shape: int) -> torch.Tensor:
 def _draw(draw: Draw, width: int) -> None:
     weights = torch.zeros(50, device=DEVICE) if draw.with_weight else None
     asked = DeviceDraw(
-        draw, Adjacency(_ints(11), _ints(50), None, weights), _ints(8), _ints(8), _ints(1), width,
+        draw,
+        Adjacency(_ints(11), _ints(50), None, weights),
+        _ints(8),
+        _ints(8),
+        _ints(1),
+        width,
         largest_degree=30,
-    )  # fmt: skip
+    )
     if draw.timed:
         order = TimeOrder(_ints(50), _ints(50), is_float=False)
         asked = DeviceDraw(
-            draw, asked.adjacency, asked.rows, asked.ids, asked.keys, width,
-            times=order, until=_ints(8), since=_ints(8),
-        )  # fmt: skip
+            draw,
+            asked.adjacency,
+            asked.rows,
+            asked.ids,
+            asked.keys,
+            width,
+            times=order,
+            until=_ints(8),
+            since=_ints(8),
+        )
     drawn = TorchKernels(DEVICE).draw(asked)
     assert drawn.edges.shape == (8, width)
     assert drawn.edges.device == drawn.counts.device == DEVICE

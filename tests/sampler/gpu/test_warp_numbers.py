@@ -31,9 +31,11 @@ def _check(ids: np.ndarray, key: int, wholes: np.ndarray) -> None:
     found = torch.empty((2, ids.size), dtype=torch.float64)
     uniform, nodes = torch.from_numpy(wholes * 2.0**-53), torch.from_numpy(ids)
     wp.launch(
-        _numbers, dim=ids.size, device="cpu",
+        _numbers,
+        dim=ids.size,
+        device="cpu",
         inputs=[*map(wp.from_torch, (nodes,)), key, *map(wp.from_torch, (uniform, *found))],
-    )  # fmt: skip
+    )
     wanted = torch.stack(
         [units(row_keys(torch.tensor([signed(key)]), nodes), nodes & 1023), exponentials(uniform)]
     )
@@ -55,9 +57,13 @@ def test_numbers_have_the_bits_of_torch(key: int, pairs: list[tuple[int, int]]) 
 
 def test_the_logarithm_near_its_ends_and_seams() -> None:
     rng = np.random.default_rng(1)
-    wholes = np.concatenate([
-        rng.integers(0, 2**53, 100_000), rng.integers(0, 2**20, 10_000),
-        2**53 - rng.integers(1, 2**20, 10_000), 2**53 - 2 ** np.arange(53),
-        2**53 - (2**53 * 0.5**0.5 * (1 + np.arange(-50, 50) * 1e-15)).astype(np.int64),
-    ])  # fmt: skip
+    wholes = np.concatenate(
+        [
+            rng.integers(0, 2**53, 100_000),
+            rng.integers(0, 2**20, 10_000),
+            2**53 - rng.integers(1, 2**20, 10_000),
+            2**53 - 2 ** np.arange(53),
+            2**53 - (2**53 * 0.5**0.5 * (1 + np.arange(-50, 50) * 1e-15)).astype(np.int64),
+        ]
+    )
     _check(np.arange(wholes.size), signed(7), wholes)

@@ -21,9 +21,11 @@ class GraphWithoutValues(LocalDeviceGraph):
     """
 
     def __init__(
-        self, view: PartitionView[torch.Tensor], edge_types: Sequence[EdgeType],
+        self,
+        view: PartitionView[torch.Tensor],
+        edge_types: Sequence[EdgeType],
         mode: FakeTensorMode,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(view, edge_types, TorchKernels(torch.device("cpu")))
         self._kernels = TorchKernels(DEVICE)
         with mode:

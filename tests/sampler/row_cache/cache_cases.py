@@ -28,8 +28,13 @@ def cache_of(tables: dict) -> RowCache:
 
 def one_table(num_ids: int, capacity: int, references: int = 1 << 14) -> RowCache:
     matrices: Any = {("node_features", NODE): ("float32", (1,))}
-    return cache_of({OWNER: RowTable(num_ids=num_ids, capacity=capacity, matrices=matrices,
-                                references=references)})  # fmt: skip
+    return cache_of(
+        {
+            OWNER: RowTable(
+                num_ids=num_ids, capacity=capacity, matrices=matrices, references=references
+            )
+        }
+    )
 
 
 MANY = 1 << 45
@@ -63,8 +68,9 @@ def check_arrays(arrays: Any) -> set[int]:
         codes[one] = [-1 - kept[one] if one in kept else 0, *references.get(one, []), 0]
         for before, code, after in zip(codes[one], codes[one][1:], codes[one][2:], strict=False):
             assert tuple(ring[code - 1, [kernels.LINK, kernels.AFTER]]) == (before, after)
-        position = kernels.find_id(arrays.index, ring, arrays.holders, one,
-                              kernels.tag_of(arrays.index, one))  # fmt: skip
+        position = kernels.find_id(
+            arrays.index, ring, arrays.holders, one, kernels.tag_of(arrays.index, one)
+        )
         assert arrays.index[position, kernels.CODE] == codes[one][-2]
         if one in kept and one in references:
             assert arrays.slots[kept[one], kernels.PLACE] == references[one][0]
@@ -83,8 +89,9 @@ def read_fields(fields: list) -> dict[str, np.ndarray]:
 
 def plan_of(graph: TinyGraph, hetero: bool, **changes: Any) -> SamplingPlan:
     fanouts: Any = {name: (3, 2) for name in sorted(graph.edges)}
-    return SamplingPlan(input_type="user" if hetero else NODE, fanouts=fanouts, seed=3,
-                        with_edge=True, **changes)  # fmt: skip
+    return SamplingPlan(
+        input_type="user" if hetero else NODE, fanouts=fanouts, seed=3, with_edge=True, **changes
+    )
 
 
 def kill_a_holder(cache: RowCache) -> None:

@@ -90,9 +90,13 @@ class _Reference:
 
 
 @given(
-    trace=_traces(), users=st.integers(1, 3), window=st.integers(0, 6), seed=st.integers(0, 1000),
-    references=st.sampled_from([60, 1 << 10]), is_hashed=st.booleans(),
-)  # fmt: skip
+    trace=_traces(),
+    users=st.integers(1, 3),
+    window=st.integers(0, 6),
+    seed=st.integers(0, 1000),
+    references=st.sampled_from([60, 1 << 10]),
+    is_hashed=st.booleans(),
+)
 def test_what_is_kept_is_needed_soonest_of_all_that_is_known(
     trace: tuple, users: int, window: int, seed: int, references: int, is_hashed: bool
 ) -> None:
@@ -205,10 +209,7 @@ def test_a_holder_that_is_stopped_is_not_waited_for_for_ever() -> None:
     failed: list[PeerTimeoutError] = []
 
     def wait() -> None:
-        with (
-            pytest.raises(PeerTimeoutError, match="is stopped") as found,
-            lock.held(0.01),
-        ):
+        with pytest.raises(PeerTimeoutError, match="is stopped") as found, lock.held(0.01):
             pass
         failed.append(found.value)
 

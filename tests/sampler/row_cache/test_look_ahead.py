@@ -12,8 +12,12 @@ OWNER: Owner = ("node", "a")
 
 
 def _cache() -> RowCache:
-    table = RowTable(num_ids=100, capacity=20, matrices={("node_features", "a"): ("float32", (2,))},
-                  references=1000)  # fmt: skip
+    table = RowTable(
+        num_ids=100,
+        capacity=20,
+        matrices={("node_features", "a"): ("float32", (2,))},
+        references=1000,
+    )
     return RowCache.private({OWNER: table})
 
 

@@ -197,13 +197,17 @@ def test_ranks_need_not_name_their_types_in_one_order() -> None:
     }
 
     def tables(order: int) -> RowTables:
-        return RowTables({
-            owner: RowTable(
-                num_ids=50, capacity=10, references=100,
-                matrices=dict(list(matrices[owner].items())[::order]),
-            )
-            for owner in owners[::order]
-        })  # fmt: skip
+        return RowTables(
+            {
+                owner: RowTable(
+                    num_ids=50,
+                    capacity=10,
+                    references=100,
+                    matrices=dict(list(matrices[owner].items())[::order]),
+                )
+                for owner in owners[::order]
+            }
+        )
 
     maker = memory_for(tables(1))
     other = _opened(maker, tables(-1))

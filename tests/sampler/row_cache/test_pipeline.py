@@ -63,8 +63,10 @@ def test_batches_are_the_same_bits(
         for kind, books in (("node", view.node_books), ("edge", view.edge_books))
         for name, book in books.items()
     }
-    kinds = dict.fromkeys(("node_features", "node_labels", "edge_features", "node_attributes",
-                           "edge_attributes"), True)  # fmt: skip
+    kinds = dict.fromkeys(
+        ("node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes"),
+        True,
+    )
     cache: Any = _PlannedBefore(cache_of(make_tables(view, remote, share, kinds)))
     plain, user = NeighborSampler(view, plan, InProcessPeers(views)), cache.join()
     peers = [InProcessPeers(views), InProcessPeers(views)]
@@ -101,8 +103,12 @@ def test_batches_are_the_same_bits(
                     assert found[key].tobytes() == values.tobytes(), key
             waiting = []
     if share == 1.0 and window == 5:
-        asked = [request for one in peers for _, request in one.asked
-                 if isinstance(request, RowsRequest) and request.kind == "node_labels"]  # fmt: skip
+        asked = [
+            request
+            for one in peers
+            for _, request in one.asked
+            if isinstance(request, RowsRequest) and request.kind == "node_labels"
+        ]
         most = 2 * sum(remote["node", name] for name in view.num_nodes)
         assert sum(request.ids.size for request in asked) <= most, "each row once, or twice"
 
@@ -157,8 +163,11 @@ def test_rows_are_fetched_once_where_a_later_batch_comes_sooner() -> None:
         after = iter([number + 1])
         slow.before_answer = partial(fill_all, after)
         fill(number)
-    asked = [request.ids.size for _, request in slow.asked
-             if isinstance(request, RowsRequest) and request.kind == "node_features"]  # fmt: skip
+    asked = [
+        request.ids.size
+        for _, request in slow.asked
+        if isinstance(request, RowsRequest) and request.kind == "node_features"
+    ]
     assert hits > 20, "there is something to lose"
     assert sum(asked) == planned
 
@@ -256,8 +265,9 @@ def test_rows_that_are_given_up_are_asked_for_at_once() -> None:
     peers = InProcessPeers(views)
     sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), LaterPeers(peers))
     seeds = np.arange(40)
-    drawn = copy_drawn(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
-                           {0: view})  # fmt: skip
+    drawn = copy_drawn(
+        sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)), {0: view}
+    )
     user = cache.join()
     first, second, third = (cache.add(user, drawn.wanted()) for _ in range(3))
     plan = cache.plan(first, drawn.wanted())[OWNER]
@@ -293,8 +303,9 @@ def test_rows_of_a_batch_that_fails_are_awaited_by_nobody(how: str) -> None:
     lost, peers = _Lost(views), InProcessPeers(views)
     sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), LaterPeers(peers))
     seeds = np.arange(40)
-    drawn = copy_drawn(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
-                           {0: view})  # fmt: skip
+    drawn = copy_drawn(
+        sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)), {0: view}
+    )
     # alone: what the batch is to store is stored last
     first = Pipeline(lost, Scratch(), cache, cache.join(), view=view, is_only=True)
     second = Pipeline(peers, Scratch(), cache, 0, view=view, ready_s=600.0)
@@ -384,8 +395,9 @@ def test_without_a_cache_all_rows_are_fetched_and_nothing_is_told() -> None:
         view, plan_of(TinyGraph.random(40, 100), False), LaterPeers(InProcessPeers(views))
     )
     seeds = np.arange(40)
-    drawn = copy_drawn(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
-                           {0: view})  # fmt: skip
+    drawn = copy_drawn(
+        sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)), {0: view}
+    )
     pipeline = Pipeline(InProcessPeers(views), Scratch(), view=view)
     number = pipeline.add(drawn)
     pipeline.forget(number)

@@ -140,14 +140,20 @@ def rows_stay_on_the_device(rank: int, size: int) -> None:
         for graph, edge_dir, given, how in CASES.values():
             with (
                 DistNeighborLoader(
-                    graph.dataset(edge_dir=edge_dir), input_nodes=given, num_workers=0,
-                    **COMMON, **how,
+                    graph.dataset(edge_dir=edge_dir),
+                    input_nodes=given,
+                    num_workers=0,
+                    **COMMON,
+                    **how,
                 ) as whole,
                 DistNeighborLoader(
-                    graph.partitions(size, edge_dir=edge_dir)[rank], input_nodes=given,
-                    exchange="collective", **COMMON, **how,
+                    graph.partitions(size, edge_dir=edge_dir)[rank],
+                    input_nodes=given,
+                    exchange="collective",
+                    **COMMON,
+                    **how,
                 ) as parts,
-            ):  # fmt: skip
+            ):
                 before = StandIn.exchanges
                 for _ in range(2):
                     _same(whole, parts)
@@ -280,14 +286,22 @@ def gpus(rank: int, size: int) -> None:
         patch.setattr(device_rows, "DeviceMemory", memory_of)
         with (
             DistNeighborLoader(
-                graph.dataset(edge_dir=edge_dir), input_nodes=given, num_workers=0,
-                pin_memory_device=own, **COMMON, **how,
+                graph.dataset(edge_dir=edge_dir),
+                input_nodes=given,
+                num_workers=0,
+                pin_memory_device=own,
+                **COMMON,
+                **how,
             ) as whole,
             DistNeighborLoader(
-                graph.partitions(size, edge_dir=edge_dir)[rank], input_nodes=given,
-                exchange="collective", pin_memory_device=own, **COMMON, **how,
+                graph.partitions(size, edge_dir=edge_dir)[rank],
+                input_nodes=given,
+                exchange="collective",
+                pin_memory_device=own,
+                **COMMON,
+                **how,
             ) as parts,
-        ):  # fmt: skip
+        ):
             assert used == [own], "rows go from device to device"
             for _ in range(2):
                 check_same_batches(whole, parts)

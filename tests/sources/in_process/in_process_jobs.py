@@ -52,18 +52,25 @@ def same_batches_as_workers(rank: int, size: int) -> None:
             graph.dataset(edge_dir=edge_dir), input_nodes=given, **COMMON, **how
         )
         parts = DistNeighborLoader(
-            graph.partitions(size, edge_dir=edge_dir)[rank], input_nodes=given,
-            exchange="collective", **COMMON, **how,
-        )  # fmt: skip
+            graph.partitions(size, edge_dir=edge_dir)[rank],
+            input_nodes=given,
+            exchange="collective",
+            **COMMON,
+            **how,
+        )
         with whole, parts:
             _same_epochs(whole, parts, rank)
     with (
         DistABLPLoader(linked(0, 1), [2, 2], torch.arange(60), batch_size=7, seed=2) as whole,
         DistABLPLoader(
-            linked(rank, size), [2, 2], torch.arange(60), batch_size=7, seed=2,
+            linked(rank, size),
+            [2, 2],
+            torch.arange(60),
+            batch_size=7,
+            seed=2,
             exchange="collective",
         ) as parts,
-    ):  # fmt: skip
+    ):
         check_same_batches(whole, parts)
 
 
@@ -87,9 +94,14 @@ def _same_epochs(whole: DistNeighborLoader, parts: DistNeighborLoader, rank: int
 def ranks_that_have_fewer_batches(rank: int, size: int) -> None:
     for given in (torch.arange(9), torch.arange(1)):
         with DistNeighborLoader(
-            GRAPH.partitions(size)[rank], [3, 3], given, batch_size=2, seed=1,
-            exchange="collective", worker_concurrency=5 - rank,
-        ) as loader:  # fmt: skip
+            GRAPH.partitions(size)[rank],
+            [3, 3],
+            given,
+            batch_size=2,
+            seed=1,
+            exchange="collective",
+            worker_concurrency=5 - rank,
+        ) as loader:
             for _ in range(3):
                 found = [batch.batch.tolist() for batch in loader]
                 everyone: list[Any] = [None] * size
@@ -101,17 +113,22 @@ def ranks_that_have_fewer_batches(rank: int, size: int) -> None:
 def all_break_off(rank: int, size: int) -> None:
     """Ranks that leave together wait for nobody: far more batches than any would sample."""
     with DistNeighborLoader(
-        GRAPH.partitions(size)[rank], [3], torch.arange(60).repeat(2000), exchange="collective",
-    ) as loader:  # fmt: skip
+        GRAPH.partitions(size)[rank], [3], torch.arange(60).repeat(2000), exchange="collective"
+    ) as loader:
         for _ in range(3):
             next(iter(loader))
 
 
 def loader_of(rank: int, size: int, **how: Any) -> DistNeighborLoader:
     return DistNeighborLoader(
-        GRAPH.partitions(size)[rank], [3, 3], torch.arange(60), batch_size=2, seed=1,
-        exchange="collective", **how,
-    )  # fmt: skip
+        GRAPH.partitions(size)[rank],
+        [3, 3],
+        torch.arange(60),
+        batch_size=2,
+        seed=1,
+        exchange="collective",
+        **how,
+    )
 
 
 def a_rank_dies(rank: int, size: int) -> None:
@@ -247,9 +264,11 @@ def _an_answer_fails(rank: int, size: int, asked: str) -> None:
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError("on purpose")
 
-    kind, text = (SamplingError, "to another rank.*on purpose") if rank == 1 else (
-        PeerError, "rank 1 could not sample"
-    )  # fmt: skip
+    kind, text = (
+        (SamplingError, "to another rank.*on purpose")
+        if rank == 1
+        else (PeerError, "rank 1 could not sample")
+    )
     with loader_of(rank, size) as loader:
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:

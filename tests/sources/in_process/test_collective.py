@@ -64,8 +64,11 @@ def test_one_round_answers_all_that_was_asked_before_it(peers: CollectivePeers) 
     expected = LocalReader(as_worker_gets(GRAPH.dataset().view())).answer_draw(
         DrawRequest(ALL, nodes)
     )
-    for one, other in ((found.counts, expected.counts), (found.neighbors, expected.neighbors),
-                       (found.edge_ids, expected.edge_ids)):  # fmt: skip
+    for one, other in (
+        (found.counts, expected.counts),
+        (found.neighbors, expected.neighbors),
+        (found.edge_ids, expected.edge_ids),
+    ):
         assert one is not None
         assert other is not None
         assert one.tolist() == other.tolist()

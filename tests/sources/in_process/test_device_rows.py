@@ -37,9 +37,12 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 )
 def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
     run_ranks(
-        getattr(device_rows_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die,
+        getattr(device_rows_jobs, job),
+        world_size=world,
+        tmp_path=tmp_path,
+        may_die=may_die,
         timeout=300,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,9 +58,12 @@ def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None
 )
 @pytest.mark.usefixtures("gpus")
 def test_which_backend_carries_what(
-    config: str, on_host: str, on_gpu: str | None, cpu_tensors_on: str,
+    config: str,
+    on_host: str,
+    on_gpu: str | None,
+    cpu_tensors_on: str,
     backends: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     backends(config)
     assert host_backend() == on_host
     assert backend_for(CUDA) == on_gpu
@@ -103,9 +109,11 @@ def test_nccls_watchdog_comes_after_our_own_errors(
 
 @pytest.mark.parametrize(("value", "warns"), [(None, True), ("LAZY", True), ("EAGER", False)])
 def test_kernels_that_are_loaded_late_are_warned_of(
-    value: str | None, warns: bool, monkeypatch: pytest.MonkeyPatch,
+    value: str | None,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
     if value is not None:
         monkeypatch.setenv("CUDA_MODULE_LOADING", value)

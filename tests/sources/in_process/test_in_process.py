@@ -44,9 +44,12 @@ from gigl_loader.testing import check_same_batches, run_ranks
 )
 def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
     run_ranks(
-        getattr(in_process_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die,
+        getattr(in_process_jobs, job),
+        world_size=world,
+        tmp_path=tmp_path,
+        may_die=may_die,
         timeout=300,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.multiprocess
@@ -95,9 +98,7 @@ class Failing(NeighborSampler):
 
 def _watched(sampler: type[NeighborSampler] = Watched, **how: Any) -> DistNeighborLoader:
     options = CustomSamplerOptions(f"{__name__}.{sampler.__name__}", {})
-    return DistNeighborLoader(
-        GRAPH.dataset(), [2], num_workers=0, sampler_options=options, **how
-    )  # fmt: skip
+    return DistNeighborLoader(GRAPH.dataset(), [2], num_workers=0, sampler_options=options, **how)
 
 
 def test_it_samples_in_the_thread_that_asks() -> None:

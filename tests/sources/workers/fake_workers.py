@@ -180,27 +180,47 @@ class FakePool:
 
 
 def make_producer(
-    dataset: Any, seeds: torch.Tensor, *, batch_size: int = 4, workers: int = 2,
-    concurrency: int = 2, shuffle: bool = False, drop_last: bool = False, in_order: bool = True,
-    seed: int = 3, channel_size: int = 2**30, num_neighbors: Any = (2, 2), pool_seed: int = 0,
-    timeout: float = 120.0, max_restarts: int = 3, register: Any = None,
-) -> tuple[DistSamplingProducer, FakePool]:  # fmt: skip
+    dataset: Any,
+    seeds: torch.Tensor,
+    *,
+    batch_size: int = 4,
+    workers: int = 2,
+    concurrency: int = 2,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    in_order: bool = True,
+    seed: int = 3,
+    channel_size: int = 2**30,
+    num_neighbors: Any = (2, 2),
+    pool_seed: int = 0,
+    timeout: float = 120.0,
+    max_restarts: int = 3,
+    register: Any = None,
+) -> tuple[DistSamplingProducer, FakePool]:
     """Return a started producer over fake workers."""
     options = BaseDistLoader.create_colocated_worker_options(
-        dataset_num_partitions=1, num_workers=workers, worker_concurrency=concurrency,
-        master_ip_address="127.0.0.1", master_port=1, channel_size=channel_size, pin_memory=False,
-    )  # fmt: skip
+        dataset_num_partitions=1,
+        num_workers=workers,
+        worker_concurrency=concurrency,
+        master_ip_address="127.0.0.1",
+        master_port=1,
+        channel_size=channel_size,
+        pin_memory=False,
+    )
     config = BaseDistLoader.create_sampling_config(
         list(num_neighbors), dataset.schema, batch_size, shuffle, drop_last, seed=seed
     )
     sampler_input: Any = SimpleNamespace(node=seeds, input_type=None)
     producer = DistSamplingProducer(
-        dataset, sampler_input, config, options,
+        dataset,
+        sampler_input,
+        config,
+        options,
         ShmChannel(options.channel_capacity, channel_size, register),
         source_options=SourceOptions(
             seed=seed, in_order=in_order, timeout_s=timeout, max_restarts=max_restarts
         ),
-    )  # fmt: skip
+    )
     pool = FakePool(workers, concurrency, pool_seed)
     recovery: Any = producer.recovery
     producer._pool = recovery.pool = pool  # type: ignore[assignment]

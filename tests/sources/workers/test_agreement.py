@@ -46,9 +46,10 @@ def _ranks(view: Any, cache: CacheOptions | None = None, takes: Any = None) -> A
 
 def _together(
     caches: list[CacheOptions | None],
-    then: Callable[[Agreement], None] = lambda _: None, parts: list[Any] = PARTS,
+    then: Callable[[Agreement], None] = lambda _: None,
+    parts: list[Any] = PARTS,
     on: Any = ON_RANK,
-) -> list[Agreement]:  # fmt: skip
+) -> list[Agreement]:
     """Let ranks of this process join and connect, and do ``then``; return them."""
     store = HashStore()
 
@@ -178,8 +179,9 @@ def test_alone_a_worker_is_told_that_it_may_begin() -> None:
     assert ranks.access is None
     assert not ranks.has_peers
     assert ranks.introduction(1, ranks.assignments()) == (
-        (pipe.PEERS, "rank 0 worker 1", None, {}, False, False), None
-    )  # fmt: skip
+        (pipe.PEERS, "rank 0 worker 1", None, {}, False, False),
+        None,
+    )
     assert ranks.remote_bytes == 0
     assert ranks.assignments() == {}
     ranks.wait_for_rank_before("anything")
@@ -245,8 +247,9 @@ def test_who_keeps_rows_has_a_cache_and_looks_ahead_and_who_does_not_has_not() -
 def test_when_rows_are_asked_for_by_who_takes_the_batches(
     keeps: bool, asks: bool, one_machine: bool, remote_bytes: int, apart: bool
 ) -> None:
-    ranks = _ranks(PARTS[0], takes={"cache": CacheOptions(size=0.5) if keeps else None,
-                                    "asks_for_rows": asks})  # fmt: skip
+    ranks = _ranks(
+        PARTS[0], takes={"cache": CacheOptions(size=0.5) if keeps else None, "asks_for_rows": asks}
+    )
     ranks.is_one_machine, ranks.remote_bytes = one_machine, remote_bytes
     assert ranks.rows_apart == apart
 
@@ -306,10 +309,12 @@ def test_the_first_rank_of_a_machine_offers_its_cache_to_those_that_keep_as_much
 def test_two_ranks_of_one_partition_are_asked_and_ask_beside_each_other() -> None:
     ranks = _together([None] * 3, parts=[PARTS[0], PARTS[1], PARTS[0]])
     asked = [
-        {name: [(p, whom.name, whom.port) for p, whom in one.asked.items()]
-         for name, one in ranks[rank].assignments().items()}
+        {
+            name: [(p, whom.name, whom.port) for p, whom in one.asked.items()]
+            for name, one in ranks[rank].assignments().items()
+        }
         for rank in (0, 1)
-    ]  # fmt: skip
+    ]
     ports = ADDRESSES[1]
     assert asked[0] == {
         "rank 0 worker 0": [(1, "rank 1 worker 0", ports[0][1])],
@@ -318,8 +323,9 @@ def test_two_ranks_of_one_partition_are_asked_and_ask_beside_each_other() -> Non
         "rank 2 worker 1": [(1, "rank 1 worker 1", ports[1][1])],
     }
     assert [whom for one in asked[1].values() for _, whom, _ in one] == [
-        "rank 0 worker 0", "rank 0 worker 1",
-    ]  # fmt: skip
+        "rank 0 worker 0",
+        "rank 0 worker 1",
+    ]
     assert ranks[1].assignments()["rank 1 worker 0"].askers == (
         "rank 0 worker 0",
         "rank 2 worker 0",

@@ -73,9 +73,10 @@ class _Producer:
         orders = SimpleNamespace(of=lambda stream, epoch, seed: None)
         self.refused: list[tuple[int, int, str]] = []
         ranks = SimpleNamespace(
-            assignments=dict, introduction=lambda worker, known: ((pipe.PEERS, worker), None),
+            assignments=dict,
+            introduction=lambda worker, known: ((pipe.PEERS, worker), None),
             refuse=lambda worker, fd, error: self.refused.append((worker, fd, str(error))),
-        )  # fmt: skip
+        )
         self.lock = threading.RLock()
         parts: Any = (recovery, self.channel, orders, 2, ranks, self.lock)
         self.tasks = Tasks(*parts)
@@ -94,10 +95,17 @@ class _Producer:
         fds = () if written.fd is None else (written.fd,)
         return WorkerEvent(
             worker,
-            (pipe.BATCH, task, written.slot, written.nbytes,
-             written.retired, written.layout, {"seeds": 4}),
+            (
+                pipe.BATCH,
+                task,
+                written.slot,
+                written.nbytes,
+                written.retired,
+                written.layout,
+                {"seeds": 4},
+            ),
             fds,
-        )  # fmt: skip
+        )
 
     def error(self, worker: int, task: Any, words: str) -> WorkerEvent:
         return WorkerEvent(worker, (pipe.ERROR, task, f"ValueError: {words}", "its trace"), ())
@@ -153,10 +161,13 @@ def test_what_is_left_of_a_broken_off_epoch_is_dropped_and_its_slot_comes_back(
 ) -> None:
     done, failed, stale = producer.tickets(0)[:3]
     producer.tasks.cancel(0)
-    producer.pool.polls.append([
-        producer.batch(0, done), producer.error(0, failed, "late"),
-        WorkerEvent(0, (pipe.STALE, stale), ()),
-    ])  # fmt: skip
+    producer.pool.polls.append(
+        [
+            producer.batch(0, done),
+            producer.error(0, failed, "late"),
+            WorkerEvent(0, (pipe.STALE, stale), ()),
+        ]
+    )
     assert producer.tasks.pump(1.0), "no error"
     assert producer.tasks.streams[0].waiting == 0
     assert producer.recovery.under_way.loads[0] == 1, "of four"
@@ -204,9 +215,9 @@ def test_a_worker_that_died_is_replaced_and_told_all_that_it_has_to_know(clock_o
     producer.tasks.look_ahead = SimpleNamespace(  # type: ignore[assignment]
         give_up=lambda: given_up.append("ahead"), limit=lambda taken, room: 8
     )
-    producer.pool.polls.append([
-        producer.batch(0, producer.tickets(0)[0]), WorkerEvent(0, (pipe.DIED, 100, -9), ())
-    ])  # fmt: skip
+    producer.pool.polls.append(
+        [producer.batch(0, producer.tickets(0)[0]), WorkerEvent(0, (pipe.DIED, 100, -9), ())]
+    )
     producer.tasks.pump(60.0)
     assert producer.tasks.streams[0].waiting == 1, "what it had sent"
     assert given_up == ["ahead"], "a batch that was drawn is drawn anew"
@@ -312,10 +323,11 @@ def test_what_comes_of_a_worker_that_is_lost_is_dropped(producer: _Producer) -> 
     gc.collect()
     before = open_files()
     late = [
-        producer.batch(0, done), producer.error(0, failed, "late"),
+        producer.batch(0, done),
+        producer.error(0, failed, "late"),
         WorkerEvent(0, (pipe.STALE, stale), ()),
         WorkerEvent(0, (pipe.DRAWN, drawn, 10, 5), ()),
-    ]  # fmt: skip
+    ]
     producer.pool.polls.append([WorkerEvent(0, (pipe.DIED, 100, None, 1), ()), *late])
     assert producer.tasks.pump(1.0), "no error"
     assert producer.tasks.streams[0].waiting == 0

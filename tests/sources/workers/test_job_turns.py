@@ -96,9 +96,11 @@ def test_two_equal_jobs_begin_as_many_batches() -> None:
 
 
 @given(
-    st.integers(1, 8), st.integers(1, 20), st.integers(1, 3),
+    st.integers(1, 8),
+    st.integers(1, 20),
+    st.integers(1, 3),
     st.lists(st.integers(0, 1000), min_size=80, max_size=80),
-)  # fmt: skip
+)
 def test_a_job_of_many_loaders_has_no_more_under_way_than_one_of_few(
     most: int, many: int, few: int, ends: list[int]
 ) -> None:

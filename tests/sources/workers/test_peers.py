@@ -78,8 +78,12 @@ def test_a_partition_without_workers() -> None:
         assignments({0: [WorkerAddress("", 0, "a")], 2: []}, 0)
 
 
-def _asking(answering: PartitionServer, name: str = "rank 0 worker 0", access: Access = ACCESS,
-            timeout_s: float = 60.0) -> PeerClient:  # fmt: skip
+def _asking(
+    answering: PartitionServer,
+    name: str = "rank 0 worker 0",
+    access: Access = ACCESS,
+    timeout_s: float = 60.0,
+) -> PeerClient:
     host, port = answering.address
     whom = WorkerAddress(host, port, "rank 1 worker 0")
     return PeerClient({1: whom}, access, name, timeout_s, 2)
@@ -283,8 +287,10 @@ def test_a_thread_has_one_reader_for_all_questions(answering: PartitionServer, m
 def test_a_worker_that_may_be_replaced_is_waited_for() -> None:
     """As long as an answer may take; one that will not come back only as long as the transport."""
     for replaceable, rpc_timeout_s, expected in (
-        (True, 96.0, 96.0), (True, 2.0, SILENCE_S), (False, 96.0, SILENCE_S),
-    ):  # fmt: skip
+        (True, 96.0, 96.0),
+        (True, 2.0, SILENCE_S),
+        (False, 96.0, SILENCE_S),
+    ):
         setup = SimpleNamespace(replaceable=replaceable, rpc_timeout_s=rpc_timeout_s)
         patience_s: Any = vars(WorkerSetup)["patience_s"]
         assert patience_s.fget(setup) == expected

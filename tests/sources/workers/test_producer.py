@@ -306,9 +306,13 @@ def test_lost_workers_cost_no_batch(setup, in_order: bool, lot) -> None:
     quiet, _ = make_producer(DATASET, seeds, in_order=in_order, **how)
     pinned: list[_Slot] = []
     producer, pool = make_producer(
-        DATASET, seeds, in_order=in_order, max_restarts=1000,
-        register=lambda address, nbytes: _Slot(pinned), **how,
-    )  # fmt: skip
+        DATASET,
+        seeds,
+        in_order=in_order,
+        max_restarts=1000,
+        register=lambda address, nbytes: _Slot(pinned),
+        **how,
+    )
     killers: set[tuple[int, int]] = set()
 
     def dies(ticket) -> bool:

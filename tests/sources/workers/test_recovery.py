@@ -51,9 +51,11 @@ def clock(clock_of: Callable[..., Clock]) -> Clock:
 
 
 def _recovery(
-    pool: _Pool, max_restarts: int = 3, concurrency: int = 2,
+    pool: _Pool,
+    max_restarts: int = 3,
+    concurrency: int = 2,
     check_files: Callable[[], None] = lambda: None,
-) -> Recovery:  # fmt: skip
+) -> Recovery:
     def seeds_of(ticket: BatchTicket) -> list[int]:
         return list(range(10 * ticket.batch, 10 * ticket.batch + 10))
 

@@ -153,8 +153,13 @@ def test_what_was_lost_of_an_epoch_that_was_broken_off_is_dropped() -> None:
     assert under_way.may_have(0), "the next epoch's batch of that number is not suspected"
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["give", "done", "lose", "again"])),
-                max_size=60), st.integers(1, 3))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["give", "done", "lose", "again"])),
+        max_size=60,
+    ),
+    st.integers(1, 3),
+)
 def test_no_batch_is_lost_or_given_twice(steps: list[tuple[int, str]], concurrency: int) -> None:
     under_way = UnderWay(3, concurrency)
     has: list[list[Any]] = [[], [], []]

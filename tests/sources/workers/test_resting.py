@@ -79,14 +79,23 @@ def test_the_next_loader_has_the_supervisor_and_other_workers() -> None:
 
 
 KINDS: dict[str, list[dict[str, Any]]] = {
-    "plain": [{}, {"with_edge": True}, {"replace": True}, {"shuffle": True, "num_workers": 2},
-              {"subgraph_type": "induced"}, {"subgraph_type": "bidirectional"}],
+    "plain": [
+        {},
+        {"with_edge": True},
+        {"replace": True},
+        {"shuffle": True, "num_workers": 2},
+        {"subgraph_type": "induced"},
+        {"subgraph_type": "bidirectional"},
+    ],
     "by weight": [{"with_weight": True}, {"with_weight": True, "replace": True}],
     "LABOR": [{"sampling_method": "labor"}, {"sampling_method": "labor", "with_weight": True}],
-    "trees": [{"disjoint": True}, {"time_attr": "node_time"}, {"time_attr": "node_time",
-              "time_window": 9, "temporal_strategy": "last"}],
+    "trees": [
+        {"disjoint": True},
+        {"time_attr": "node_time"},
+        {"time_attr": "node_time", "time_window": 9, "temporal_strategy": "last"},
+    ],
     "PPR": [{"sampler_options": PPRSamplerOptions()}],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

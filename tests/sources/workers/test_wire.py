@@ -73,11 +73,12 @@ def test_numbers_that_are_not_all_there_are_refused() -> None:
     draw = DrawRequest(DRAW, ids).map(PackedInts.of)
     answer = Drawn(ids, ids, ids).map(PackedInts.of)
     broken: list[Any] = [
-        replace(rows, ids=cut), replace(draw, nodes=cut),
+        replace(rows, ids=cut),
+        replace(draw, nodes=cut),
         replace(draw, trees=replace(asked, tree=cut)),
         *(replace(asked, **{name: cut}) for name in ("tree", "until", "since")),
         *(replace(answer, **{name: cut}) for name in ("counts", "neighbors", "edge_ids")),
-    ]  # fmt: skip
+    ]
     for one in broken:
         with pytest.raises(ProtocolError):
             one.map(PackedInts.unpack)

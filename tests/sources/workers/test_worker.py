@@ -189,8 +189,11 @@ class _Failing:
             raise OSError(28, "No space left on device")
         if request.ticket.batch == self._bad + 2:
             raise ValueError("x" * 10**6)
-        return [Field.of(NODE, request.seeds), Field.of("x", request.seeds),
-                ("twice", 2 * request.seeds)]  # fmt: skip
+        return [
+            Field.of(NODE, request.seeds),
+            Field.of("x", request.seeds),
+            ("twice", 2 * request.seeds),
+        ]
 
 
 @pytest.fixture

@@ -79,11 +79,35 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    absences, agreement, batch_fetcher, batch_sender, compute_process, connection, filling_channel,
-    iterator, leader, loader_world, membership, presence, producer, producer_table, producers,
-    receiving_channel, recovery, row_requests, sampled_input, server_rendezvous, service,
-    shared_producer, remote_source, start_turns, storage_cluster, storage_process, tables, tasks,
-)  # fmt: skip
+    absences,
+    agreement,
+    batch_fetcher,
+    batch_sender,
+    compute_process,
+    connection,
+    filling_channel,
+    iterator,
+    leader,
+    loader_world,
+    membership,
+    presence,
+    producer,
+    producer_table,
+    producers,
+    receiving_channel,
+    recovery,
+    row_requests,
+    sampled_input,
+    server_rendezvous,
+    service,
+    shared_producer,
+    remote_source,
+    start_turns,
+    storage_cluster,
+    storage_process,
+    tables,
+    tasks,
+)
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what
 # fails
@@ -166,9 +190,11 @@ class SimulatedJob:
         self.size, self.keep = size, keep
         self.world = World(size.seed)
         self.network = SimulatedNetwork(
-            self.world, latency_s=size.latency_s, bytes_per_s=size.gbit * 1e9 / 8,
+            self.world,
+            latency_s=size.latency_s,
+            bytes_per_s=size.gbit * 1e9 / 8,
             batch_bytes=size.batch_bytes,
-        )  # fmt: skip
+        )
         self.group = SimulatedGroup(self.world, self.network, size.ranks)
         self.ranks: list[Rank] = []
         self.servers: dict[int, tuple[Process, Endpoint]] = {}
@@ -177,9 +203,7 @@ class SimulatedJob:
         total = size.ranks * size.batches
         # a seed is its number, and a batch has one: what came is told by it
         seeds = torch.arange(total, dtype=torch.int64)
-        self._inputs = [
-            NodeSamplerInput(one, None) for one in seeds.tensor_split(size.servers)
-        ]  # fmt: skip
+        self._inputs = [NodeSamplerInput(one, None) for one in seeds.tensor_split(size.servers)]
         self._whole = NodeSamplerInput(seeds, None)
         self._whole.extra = {}
         # worked out once: each rank would do it for the same seeds
@@ -321,8 +345,12 @@ class SimulatedJob:
             stack.enter_context(
                 self.world.installed(
                     _MODULES,
-                    Caller=self.network.caller, Listener=self.network.listener, WorkerPool=pool,
-                    ServerMemory=memory, reads_same_memory=lambda: False, **TABLES,
+                    Caller=self.network.caller,
+                    Listener=self.network.listener,
+                    WorkerPool=pool,
+                    ServerMemory=memory,
+                    reads_same_memory=lambda: False,
+                    **TABLES,
                     RowRequests=type("SimulatedRows", (SimulatedRows,), {"job": self}),
                     address_towards=lambda _: self.world.process.host,
                     gather_from_ranks=lambda *args: self.group.gather_from_ranks(*args),
@@ -330,11 +358,12 @@ class SimulatedJob:
                     current_cluster=lambda: self._clusters[self.world.process],
                     record_function=lambda _: nullcontext(),
                     # what all ranks have, or all servers, is held once
-                    concatenated=lambda _: self._whole, digest_of=lambda *_: self._whole_digest,
+                    concatenated=lambda _: self._whole,
+                    digest_of=lambda *_: self._whole_digest,
                     epoch_order=cache(sampled_input.epoch_order),
                     tensors=SimpleNamespace(share_tensor=lambda tensor: tensor, dumps=None),
                 )
-            )  # fmt: skip
+            )
             yield
 
     # -- servers --------------------------------------------------------------------------------
@@ -362,9 +391,14 @@ class SimulatedJob:
             chief = LeaderLink(*master, self._security, process.name, 10.0)
         one = Endpoint(
             # the port that all know is server 0's; the others tell theirs
-            server, process.host, _PORT if number == 0 else 0, self._security, None, chief,
+            server,
+            process.host,
+            _PORT if number == 0 else 0,
+            self._security,
+            None,
+            chief,
             rejoin_s=self.size.timeout_s,
-        )  # fmt: skip
+        )
         self.servers[number] = (process, one)
         if chief is not None:
             chief.caller.connect(self.world.clock.now + _JOIN_S, lambda why: None)
@@ -394,20 +428,31 @@ class SimulatedJob:
     def _load(self, rank: Rank, world_size: int) -> None:
         size = self.size
         joined = Cluster.join(
-            "10.1.0.0", _PORT, job_name="train", rank=rank.number, world_size=world_size,
-            num_servers=size.servers, security=self._security, timeout_s=_JOIN_S,
-        )  # fmt: skip
+            "10.1.0.0",
+            _PORT,
+            job_name="train",
+            rank=rank.number,
+            world_size=world_size,
+            num_servers=size.servers,
+            security=self._security,
+            timeout_s=_JOIN_S,
+        )
         self._clusters[rank.process] = joined
         try:
             loaded = RemoteSource(
-                DistServer.create_sampling_producer, None, self._inputs, self._config,
-                self._options(), None,
+                DistServer.create_sampling_producer,
+                None,
+                self._inputs,
+                self._config,
+                self._options(),
+                None,
                 SourceOptions(
-                    seed=size.seed, timeout_s=size.timeout_s,
+                    seed=size.seed,
+                    timeout_s=size.timeout_s,
                     cache=CacheOptions(size=size.cache) if size.cache else None,
                 ),
                 shard="world",
-            )  # fmt: skip
+            )
             loaded.open(WorkerTurns())
             self._note_start(rank, loaded)
             total = size.ranks * size.batches
@@ -444,10 +489,11 @@ class SimulatedJob:
         last = self.size.servers - 1
         servers = [held_by(self.servers[number][1]) for number in (min(1, last), last, 0)]
         return Held(
-            rank=own_bytes(ranks[1], ranks[:1]), server=own_bytes(servers[1], servers[:1]),
+            rank=own_bytes(ranks[1], ranks[:1]),
+            server=own_bytes(servers[1], servers[:1]),
             first_rank=own_bytes(ranks[2], ranks[:1]),
             first_server=own_bytes(servers[2], servers[:1]),
-        )  # fmt: skip
+        )
 
     def _held_by_rank(self, number: int) -> dict[int, int]:
         process = self._of_attempt[number].process
@@ -463,9 +509,8 @@ class SimulatedJob:
         loaded.start_epoch(Attempt(progress.epoch, progress.epoch + 1), positions, positions)
         stats = LoaderStats()
         batches = iterator.EpochIterator(
-            loaded, len(positions), progress,
-            collate=lambda message: message, stats=stats,
-        )  # fmt: skip
+            loaded, len(positions), progress, collate=lambda message: message, stats=stats
+        )
         for step, message in enumerate(batches):
             if self.size.cache:
                 rank.wrong_rows += not are_right(message)
@@ -495,20 +540,30 @@ class SimulatedJob:
     def _options(self) -> Any:
         size = self.size
         options = RemoteDistSamplingWorkerOptions(
-            server_rank=list(range(size.servers)), num_workers=size.workers,
+            server_rank=list(range(size.servers)),
+            num_workers=size.workers,
             worker_devices=[torch.device("cpu")] * size.workers,
-            worker_concurrency=size.concurrency, master_addr="10.1.0.0", master_port=_PORT,
-            prefetch_size=min(size.prefetch, size.workers * size.concurrency), worker_key="all",
+            worker_concurrency=size.concurrency,
+            master_addr="10.1.0.0",
+            master_port=_PORT,
+            prefetch_size=min(size.prefetch, size.workers * size.concurrency),
+            worker_key="all",
             buffer_size="1GB",
-        )  # fmt: skip
+        )
         return options
 
 
 def _config(graph: DistDataset, size: Size) -> SamplingConfig:
     return sampling_options.create_sampling_config(
-        [10, 5], graph.schema, batch_size=1, shuffle=True, drop_last=False, with_weight=False,
-        with_edge=False, seed=size.seed,
-    )  # fmt: skip
+        [10, 5],
+        graph.schema,
+        batch_size=1,
+        shuffle=True,
+        drop_last=False,
+        with_weight=False,
+        with_edge=False,
+        seed=size.seed,
+    )
 
 
 def _identity(size: Size) -> dict[str, Any]:

@@ -137,6 +137,8 @@ def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) 
         finally:
             world.close()
     return Meeting(
-        world.clock.now, [one.messages for one in processes], [one.bytes for one in processes],
+        world.clock.now,
+        [one.messages for one in processes],
+        [one.bytes for one in processes],
         [sum(held_by(plans[rank]).values()) for rank in range(ranks)],
-    )  # fmt: skip
+    )

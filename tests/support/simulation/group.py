@@ -63,9 +63,13 @@ class SimulatedGroup:
         return [msgspec.msgpack.decode(one, type=kind) for one in found]
 
     def decide_with_ranks(
-        self, value: Any, world_size: int, kind: Any, decide: Callable[[list[Any]], Any],
+        self,
+        value: Any,
+        world_size: int,
+        kind: Any,
+        decide: Callable[[list[Any]], Any],
         outcome_kind: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Stand in for `gigl_loader.runtime.ranks.collectives.decide_with_ranks`."""
         if world_size == 1:
             return decide([value])

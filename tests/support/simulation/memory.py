@@ -19,11 +19,28 @@ from support.simulation.workers import SimulatedPool
 from support.simulation.world import Process, World, _Task
 
 _APART = (
-    World, Process, _Task, greenlet.greenlet, SimulatedNetwork, SimulatedGroup, SimulatedPool,
-    MemoryCaller, MemoryListener, MemoryReply,  # of the simulation
-    torch.Tensor, np.ndarray, torch.Generator,  # of the graph, and seeds
-    ModuleType, type, FunctionType, BuiltinFunctionType, CodeType, FrameType, Enum, logging.Logger,
-)  # fmt: skip
+    World,
+    Process,
+    _Task,
+    greenlet.greenlet,
+    SimulatedNetwork,
+    SimulatedGroup,
+    SimulatedPool,
+    MemoryCaller,
+    MemoryListener,
+    MemoryReply,  # of the simulation
+    torch.Tensor,
+    np.ndarray,
+    torch.Generator,  # of the graph, and seeds
+    ModuleType,
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    Enum,
+    logging.Logger,
+)
 
 
 def held_by(*roots: object) -> dict[int, int]:

@@ -63,9 +63,14 @@ class SimulatedNetwork(MemoryNetwork):
         return self._links.setdefault(host, Link(self._bytes_per_s))
 
     def listener(
-        self, address: str, port: int, security: Security, table: Mapping[str, Method], name: str,
+        self,
+        address: str,
+        port: int,
+        security: Security,
+        table: Mapping[str, Method],
+        name: str,
         **options: Any,
-    ) -> MemoryListener:  # fmt: skip
+    ) -> MemoryListener:
         """Return a listener of the running process."""
         # a socket that a supervisor passes on: there is none here
         options.pop("inherits", None)
@@ -203,8 +208,9 @@ class SimulatedCaller(MemoryCaller):
         # a handler may wait, and then others go on; a plain callback of the clock cannot wait
         self._world.spawn(
             lambda: arrive() if self._round == this_round else None,
-            listener.process, self._unanswered[0].method,
-        )  # fmt: skip
+            listener.process,
+            self._unanswered[0].method,
+        )
 
     def _beside(self, answer: Any) -> int:
         has_batch = isinstance(answer, FetchAnswer) and answer.batch is not None

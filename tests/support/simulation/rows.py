@@ -40,11 +40,10 @@ KEY = "x"
 _TYPE = DEFAULT_HOMOGENEOUS_NODE_TYPE
 _TOLD = np.frombuffer(
     json.dumps(
-        {"order": [BATCH, NODE, KEY],
-         "rows": [[KEY, "node_features", _TYPE, NODE, "float32", [1]]]}
+        {"order": [BATCH, NODE, KEY], "rows": [[KEY, "node_features", _TYPE, NODE, "float32", [1]]]}
     ).encode(),
     np.uint8,
-)  # fmt: skip
+)
 
 
 class _WithoutMarks(DrawnAhead):
@@ -75,9 +74,12 @@ class _OwnRows:
 
 
 TABLES: dict[str, Any] = {
-    "_MOST_BATCHES": 1 << 8, "_RING_SPARE": 1 << 10, "DrawnAhead": _WithoutMarks,
-    "memory_for": _own_memory, "RowsClaim": _OwnRows,
-}  # fmt: skip
+    "_MOST_BATCHES": 1 << 8,
+    "_RING_SPARE": 1 << 10,
+    "DrawnAhead": _WithoutMarks,
+    "memory_for": _own_memory,
+    "RowsClaim": _OwnRows,
+}
 """Of a cache: batches known at once, and references beyond those of a window. Batches here have a
 thousandth of the rows of real ones, and a process has a cache of each rank."""
 

@@ -237,29 +237,38 @@ class World:
         """Return what stands in for standard modules and functions, by name in the importer."""
         bind = lambda kind: lambda *args, **how: kind(self, *args, **how)  # noqa: E731
         threads = SimpleNamespace(
-            Thread=bind(Thread), Lock=bind(Lock), RLock=bind(RLock), Condition=bind(Condition),
-            Event=bind(SimulatedEvent), current_thread=lambda: self.current,
+            Thread=bind(Thread),
+            Lock=bind(Lock),
+            RLock=bind(RLock),
+            Condition=bind(Condition),
+            Event=bind(SimulatedEvent),
+            current_thread=lambda: self.current,
             main_thread=lambda: None,
-        )  # fmt: skip
+        )
         now = lambda: self.clock.now  # noqa: E731
         times = SimpleNamespace(
-            monotonic=now, perf_counter=now, sleep=self.sleep,
+            monotonic=now,
+            perf_counter=now,
+            sleep=self.sleep,
             time=lambda: _BORN_NS / 1e9 + self.clock.now,
             # a count is added, so that two that ask at one moment get different names out of it
             time_ns=lambda: _BORN_NS + int(self.clock.now * 1e9) + next(self._numbers),
-        )  # fmt: skip
+        )
         tokens = SimpleNamespace(
             token_hex=self.token_hex, token_bytes=lambda size: self.token_hex(size)[:size].encode()
         )
         return {
-            "threading": threads, "time": times, "secrets": tokens,
-            "queue": SimpleNamespace(SimpleQueue=bind(SimpleQueue)), "Future": bind(SimFuture),
+            "threading": threads,
+            "time": times,
+            "secrets": tokens,
+            "queue": SimpleNamespace(SimpleQueue=bind(SimpleQueue)),
+            "Future": bind(SimFuture),
             "wait": self.wait_for_futures,
             # an error of a thread fails the run, whatever would be done about it
             "new_thread": lambda *, target, args=(), name, on_death: Thread(
                 self, target, args, name
             ),
-        }  # fmt: skip
+        }
 
     @contextlib.contextmanager
     def installed(self, modules: Iterable[ModuleType], **more: Any) -> Iterator[None]:
@@ -286,9 +295,11 @@ class World:
                 setattr(module, name, value)
 
     def wait_for_futures(
-        self, wanted: Iterable[Any], timeout: float | None = None,
+        self,
+        wanted: Iterable[Any],
+        timeout: float | None = None,
         return_when: str = futures.ALL_COMPLETED,
-    ) -> tuple[list[Any], list[Any]]:  # fmt: skip
+    ) -> tuple[list[Any], list[Any]]:
         """Stand in for ``concurrent.futures.wait``; in the order of ``wanted``."""
         every = list(wanted)
         until = None if timeout is None else self.clock.now + timeout
@@ -309,9 +320,14 @@ class Thread:
     """Stands in for ``threading.Thread``."""
 
     def __init__(
-        self, world: World, target: Callable[..., Any], args: Sequence[Any] = (), name: str = "",
-        daemon: bool = True, kwargs: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        world: World,
+        target: Callable[..., Any],
+        args: Sequence[Any] = (),
+        name: str = "",
+        daemon: bool = True,
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
         self._world, self._name = world, name
         self._run = lambda: target(*args, **(kwargs or {}))
         self._over = SimulatedEvent(world)
