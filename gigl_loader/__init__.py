@@ -12,4 +12,4 @@ from gigl_loader.runtime.lazy_names import lazy_names
 # Old public paths and GiGL's, such as `gigl_loader.utils`; and the answers to names of others.
 __path__ += [os.path.join(__path__[0], "compat", folder) for folder in ("paths", "answers")]
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, advice="gigl_loader.compat.names")
+__getattr__, __dir__, __all__ = lazy_names(__name__, advice="gigl_loader.compat.advice")

@@ -44,7 +44,7 @@ from gigl_loader.errors import WrongTypeError as WrongTypeError
 from gigl_loader.graph_store.client.remote_dist_dataset import (
     RemoteDistDataset as RemoteDistDataset,
 )
-from gigl_loader.graph_store.wire.info import GraphStoreInfo as GraphStoreInfo
+from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo as GraphStoreInfo
 from gigl_loader.inference.full_graph import full_graph as full_graph
 from gigl_loader.inference.layerwise import NodeEmbeddings as NodeEmbeddings
 from gigl_loader.inference.layerwise import full_graph_inference as full_graph_inference
@@ -80,6 +80,6 @@ from gigl_loader.sampler.options import KHopNeighborSamplerOptions as KHopNeighb
 from gigl_loader.sampler.options import PPRSamplerOptions as PPRSamplerOptions
 from gigl_loader.sampler.options import SamplerOptions as SamplerOptions
 from gigl_loader.sources.node_input import NodeSamplerInput as NodeSamplerInput
-from gigl_loader.sources.remote_dataset import ABLPInputNodes as ABLPInputNodes
+from gigl_loader.sources.remote_interface import ABLPInputNodes as ABLPInputNodes
 from gigl_loader.sources.workers.producer import DistSamplingProducer as DistSamplingProducer
 from gigl_loader.sources.workers.resting import release_workers as release_workers

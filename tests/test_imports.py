@@ -79,8 +79,6 @@ FACES = {
         "gloo_interface": "VARIABLE interface_needed interface_towards",
     },
     "dataset": {
-        # a graph: whole, by type, and who has which of its ids
-        "by_type": "Counts EdgeInfo Graph NodeInfo PyGGraph",
         "cache_options": "CacheOptions",
         "degrees": "compute_and_broadcast_degree_tensor",
         "dist_dataset": "DistDataset",
@@ -103,13 +101,14 @@ FACES = {
         "content_digest holders_of mixed shares_of",
         "lookup": "DistFeature FeatureDtype Kind RowLookup RowsOf check_feature_dtype check_ids "
         "num_ids_of quantise type_of_ids widened",
+        "one_or_by_type": "Counts EdgeInfo Graph NodeInfo PyGGraph",
         # the view of a partition that samplers read
         "partition.adjacency": "EdgeBlock all_edges block_of compress edges_of kept_edges "
         "label_adjacency",
         "partition.build": "contiguous_book make_book owned_ids",
         "partition.checks": "check_edge_dir check_edge_type check_partitions warn_not_numbers",
-        "partition.view": "A Adjacency Book Matrix Owner PartitionView ROW_KINDS Row Rows Splits "
-        "TimeOrder WithSplits earlier keys_of owner_of",
+        "partition.partition_view": "A Adjacency Book Matrix Owner PartitionView ROW_KINDS Row "
+        "Rows Splits TimeOrder WithSplits earlier keys_of owner_of",
         "placement": "Placement",
         "schema": "COMMUNITY DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE "
         "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath NEIGHBOR_TIME NodeType SPLITS Split "
@@ -129,7 +128,7 @@ FACES = {
         # from a message to a batch, and its way to the device
         "collate": "Batch TRIPLET_ATTRIBUTES add_edge_labels add_labels batch_types to_data "
         "to_hetero_data transformed with_widened_features",
-        "device.copy_engine": "full_device",
+        "device.copy_stream": "full_device",
         "device.device_memory": "DeviceMemory LentTensors",
         "device.prefetch": "CopyAhead CopyEngine DevicePrefetcher NOT_READY NotReady",
         "edge_ids": "answer_for_edge_ids",
@@ -149,7 +148,7 @@ FACES = {
     "sampler": {
         # for loaders: which sampler, and what its batches may be
         "anchors": "ANCHOR_KIND",
-        "bounds": "BATCHES_HELD BatchBounds batch_bounds",
+        "batch_bounds": "BATCHES_HELD BatchBounds batch_bounds",
         "edges": "EDGE_KIND",
         # the same draws on a device, bit for bit
         "gpu.device_graph": "DeviceGraph HopRequest LocalDeviceGraph drawn_from edge_ids_at "
@@ -160,7 +159,6 @@ FACES = {
         "gpu.kernel_choice": "kernels_for reason_against_warp",
         "gpu.torch_numbers": "signed",
         "kernels.kernel_loaders": "LOADERS",
-        "kinds": "SamplerKind sampled_fields",
         "neighbor": "NEIGHBOR_KIND SUBGRAPH_KIND",
         "nodes": "NodeLabels",
         # options, which loaders and servers build
@@ -177,7 +175,7 @@ FACES = {
         "row_cache.cache": "RowCache",
         "row_cache.look_ahead": "AheadMemory AheadTasks DrawnAhead DrawnBatch LookAhead Waiting "
         "copy_drawn",
-        "row_cache.machine": "MachineRows RowsClaim RowsOffer memory_for name_of_rows "
+        "row_cache.machine_cache": "MachineRows RowsClaim RowsOffer memory_for name_of_rows "
         "shared_memory",
         "row_cache.pipeline": "Filling NOT_PLANNED Pipeline READY_S",
         "row_cache.tables": "RowTables WINDOW by_owner",
@@ -186,6 +184,7 @@ FACES = {
         "rows.reader": "LocalReader ReaderOfThread Scratch",
         "rows.row_exchange": "LaterPeers LaterRows Part Split gather_rows read_rows_apart "
         "rows_apart split_by_owner",
+        "sampler_kinds": "SamplerKind sampled_fields",
     },
     "sources": {
         # the seam, and its input
@@ -195,10 +194,10 @@ FACES = {
         # the sources, and what they share with servers
         "in_process.device_source": "DeviceSource PartitionedSource",
         "in_process.in_process_source": "InProcessSource",
-        "remote_dataset": "ABLPInputNodes FETCHED_AS RemoteDataset server_worker_options",
+        "remote_interface": "ABLPInputNodes FETCHED_AS RemoteDataset server_worker_options",
         "sampled_input": "check_columns check_draw check_seed_times num_batches seed_or_drawn",
-        "seeds": "SHARDS SeedSummary check_each_once check_same_seeds",
-        "start_turns": "LeaderTurns WorkerTurns",
+        "seed_checks": "SHARDS SeedSummary check_each_once check_same_seeds",
+        "staggered_start": "LeaderTurns WorkerTurns",
         "workers.job_turns": "JobTurns",
         "workers.producer": "DistSamplingProducer",
         "workers.rendezvous": "Rendezvous",
@@ -220,7 +219,7 @@ FACES = {
         "server.service": "StorageService",
         "server.storage_process": "StorageProcess init_storage_process",
         "status": "add_security ask host_and_port security_of",
-        "wire.info": "GraphStoreInfo info_of_servers",
+        "wire.graph_store_info": "GraphStoreInfo info_of_servers",
         "wire.signatures": "DistServer",
     },
     "loader": {
@@ -230,7 +229,7 @@ FACES = {
         "deployment.process_role": "open_loaders",
         "epochs.checkpoints": "load_checkpoint",
         "node_loader": "DistNeighborLoader",
-        "options.sampling_options": "NumNeighbors",
+        "options.glt_config": "NumNeighbors",
     },
     "inference": {"layerwise": "full_graph_inference"},
     "commands": {"cli": "main", "diagnose": "main"},

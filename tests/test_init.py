@@ -15,7 +15,7 @@ from support import glt
 
 import gigl_loader
 from gigl_loader import errors, graph_store
-from gigl_loader.compat.names import ADVICE
+from gigl_loader.compat.advice import ADVICE
 from gigl_loader.graph_store import ray
 
 utils = importlib.import_module("gigl_loader.utils")  # which type checkers do not see
@@ -158,7 +158,7 @@ def test_importing_the_package_loads_nothing_else() -> None:
     after = _in_a_fresh_process(
         "import gigl_loader\nassert set(gigl_loader.__all__) <= set(dir(gigl_loader))"
     )
-    assert "gigl_loader.compat.names" not in after["modules"]
+    assert "gigl_loader.compat.advice" not in after["modules"]
     heavy = {"torch", "torch_geometric", "graphlearn_torch", "numpy", "numba"}
     assert not heavy & set(after["roots"])
 
@@ -191,7 +191,7 @@ def test_a_colocated_loader_imports_nothing_of_a_graph_store(
 ) -> None:
     """Those modules would take a tenth of a second of its start."""
     loaded = loader_and_all_names["modules of loaders"]
-    assert {"gigl_loader.loader.ablp", "gigl_loader.loader.loader_parts"} <= {*loaded}
+    assert {"gigl_loader.loader.ablp", "gigl_loader.loader.build_parts"} <= {*loaded}
     of_stores = tuple(f"gigl_loader.{one}" for one in ("wire", "server", "client", "graph_store"))
     assert [name for name in loaded if name.startswith(of_stores)] == []
 

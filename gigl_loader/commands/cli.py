@@ -14,8 +14,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("gigl_loader.graph_store.serve:serve_main", "serve a partition to compute processes"),
     "status": ("gigl_loader.graph_store.status:main", "print the health of a storage server"),
     "stop-job": ("gigl_loader.graph_store.stop_job:main", "end a job on a graph store"),
-    "certs": ("gigl_loader.commands.secrets:certs", "make a folder of certificates"),
-    "token": ("gigl_loader.commands.secrets:token", "print a fresh cluster token"),
+    "certs": ("gigl_loader.commands.credentials:certs", "make a folder of certificates"),
+    "token": ("gigl_loader.commands.credentials:token", "print a fresh cluster token"),
     "diagnose": ("gigl_loader.commands.diagnose:main", "check this machine, and try a loader"),
     "partition": (
         "gigl_loader.commands.partition:main",

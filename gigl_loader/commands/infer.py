@@ -35,7 +35,7 @@ from gigl_loader.graph_store.client.compute_process import (
 )
 from gigl_loader.graph_store.client.remote_dist_dataset import RemoteDistDataset
 from gigl_loader.graph_store.status import add_security, ask, host_and_port, security_of
-from gigl_loader.graph_store.wire.info import GraphStoreInfo, info_of_servers
+from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo, info_of_servers
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.loader.epochs.checkpoints import load_checkpoint
 from gigl_loader.runtime.object_storage.command_options import add_cache

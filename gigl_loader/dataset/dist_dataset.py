@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset import glt_attributes
-from gigl_loader.dataset.by_type import PyGGraph
-from gigl_loader.dataset.facts import PartitionFacts, make_schema
+from gigl_loader.dataset.dataset_properties import DatasetProperties, make_schema
 from gigl_loader.dataset.format import glt_files
 from gigl_loader.dataset.format.fetched_root import opened_root
 from gigl_loader.dataset.format.mapped import is_mapped_format, read_header
@@ -35,6 +34,7 @@ from gigl_loader.dataset.from_pyg.pyg_graph import (
 )
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
+from gigl_loader.dataset.one_or_by_type import PyGGraph
 from gigl_loader.dataset.partition.adjacency import weighted_view, with_times
 from gigl_loader.dataset.partition.build import read_node_books
 from gigl_loader.dataset.partition.checks import check_edge_dir, check_partitions, warn_not_numbers
@@ -43,7 +43,7 @@ from gigl_loader.dataset.partition.partition_output import (
     PartitionOutput,
     read_output,
 )
-from gigl_loader.dataset.partition.view import Book, PartitionView, Splits
+from gigl_loader.dataset.partition.partition_view import Book, PartitionView, Splits
 from gigl_loader.dataset.placement import EdgesOn, FeaturesOn, KernelsBy, Placement, existing_device
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -60,7 +60,7 @@ from gigl_loader.runtime import glt_classes
 from gigl_loader.runtime.progress import showing
 
 
-class DistDataset(AnswersForPyG, PartitionFacts, glt_classes.DistDataset):
+class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
     """One partition of a graph: topology, features, labels, splits, and the owners of all ids.
 
     Make one with `from_pyg`, `load` or `wrap`, or empty and then `build`. It has the attributes of

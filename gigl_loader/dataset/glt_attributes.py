@@ -12,7 +12,7 @@ from gigl_loader.dataset.partition.adjacency import canonical, is_canonical
 from gigl_loader.dataset.partition.build import book_table, count_classes, make_rows, read_book
 from gigl_loader.dataset.partition.checks import warn_not_carried
 from gigl_loader.dataset.partition.partition_output import by_type
-from gigl_loader.dataset.partition.view import (
+from gigl_loader.dataset.partition.partition_view import (
     Adjacency,
     Book,
     PartitionView,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.identity import holders_of
-from gigl_loader.dataset.partition.view import PartitionView, Rows
+from gigl_loader.dataset.partition.partition_view import PartitionView, Rows
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.ranks.collectives import RankExchange, RowsFromRanks

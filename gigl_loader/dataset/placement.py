@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.cache_options import CacheOptions
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.errors import ConfigError, first_line
 from gigl_loader.runtime.memory.pinned import PinnedRange, pinned_tensors
 from gigl_loader.runtime.memory.tensors import each_tensor

@@ -13,4 +13,4 @@ _COMPAT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "compat")
 # GiGL's module paths, such as `gigl_loader.graph_store.compute`, and the answers to other names
 __path__ += [os.path.join(_COMPAT, "paths", "graph_store"), os.path.join(_COMPAT, "answers")]
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, advice="gigl_loader.compat.names")
+__getattr__, __dir__, __all__ = lazy_names(__name__, advice="gigl_loader.compat.advice")

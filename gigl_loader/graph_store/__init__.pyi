@@ -14,10 +14,12 @@ from gigl_loader.graph_store.client.compute_process import (
 from gigl_loader.graph_store.client.receiving_channel import (
     RemoteReceivingChannel as RemoteReceivingChannel,
 )
+from gigl_loader.graph_store.gigl_storage_dataset import (
+    build_storage_dataset as build_storage_dataset,
+)
 from gigl_loader.graph_store.server.storage_process import StorageProcess as StorageProcess
 from gigl_loader.graph_store.server.storage_process import (
     init_storage_process as init_storage_process,
 )
 from gigl_loader.graph_store.server.storage_process import run_storage_server as run_storage_server
-from gigl_loader.graph_store.storage_dataset import build_storage_dataset as build_storage_dataset
 from gigl_loader.graph_store.wire.signatures import DistServer as DistServer

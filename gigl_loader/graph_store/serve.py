@@ -13,7 +13,7 @@ from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.graph_store import status
 from gigl_loader.graph_store.server.storage_process import JOIN_TIMEOUT_S, init_storage_process
 from gigl_loader.graph_store.status import add_security
-from gigl_loader.graph_store.wire.info import info_of_servers
+from gigl_loader.graph_store.wire.graph_store_info import info_of_servers
 from gigl_loader.graph_store.wire.membership import MAX_JOBS, PATIENCE_S
 from gigl_loader.runtime.logs import showing_where
 from gigl_loader.runtime.object_storage.command_options import add_cache

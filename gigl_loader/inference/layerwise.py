@@ -77,7 +77,7 @@ class NodeEmbeddings:
         return f"NodeEmbeddings(nodes={nodes}, width={width}, {self.values.dtype}{where})"
 
 
-if TYPE_CHECKING:  # see `gigl_loader.dataset.by_type`
+if TYPE_CHECKING:  # see `gigl_loader.dataset.one_or_by_type`
     Embeddings: TypeAlias = Any
 else:
     Embeddings = NodeEmbeddings | dict[NodeType, NodeEmbeddings]

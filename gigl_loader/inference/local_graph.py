@@ -21,7 +21,7 @@ from gigl_loader.dataset.identity import holders_of
 from gigl_loader.dataset.lookup import RowLookup, widened
 from gigl_loader.dataset.partition.adjacency import all_edges
 from gigl_loader.dataset.partition.build import owned_ids
-from gigl_loader.dataset.partition.view import Adjacency, Book, PartitionView
+from gigl_loader.dataset.partition.partition_view import Adjacency, Book, PartitionView
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     SPLITS,

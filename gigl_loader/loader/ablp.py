@@ -16,12 +16,12 @@ from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.loader.build_parts import start_loader
 from gigl_loader.loader.deployment.job_ranks import DistributedContext
-from gigl_loader.loader.loader_parts import start_loader
 from gigl_loader.loader.node_loader import local_input
-from gigl_loader.loader.options.keywords import with_keywords
+from gigl_loader.loader.options.glt_config import Device, NumNeighbors
 from gigl_loader.loader.options.loader_options import LoaderKeywords, LoaderOptions
-from gigl_loader.loader.options.sampling_options import Device, NumNeighbors
+from gigl_loader.loader.options.signatures import with_keywords
 from gigl_loader.loader.seeds.ablp_input import (
     check_anchor_type,
     excluded_types,
@@ -37,9 +37,9 @@ from gigl_loader.loader.seeds.seed_input import (
 )
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.anchors import ANCHOR_KIND
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.options import SamplerOptions, Shuffle
-from gigl_loader.sources.remote_dataset import ABLPInputNodes, RemoteDataset
+from gigl_loader.sampler.sampler_kinds import SamplerKind
+from gigl_loader.sources.remote_interface import ABLPInputNodes, RemoteDataset
 
 SupervisionEdgeType = EdgeType | list[EdgeType] | None
 A = TypeVar("A")

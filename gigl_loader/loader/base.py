@@ -33,9 +33,9 @@ from gigl_loader.loader.deployment.job_ranks import (
 )
 from gigl_loader.loader.epochs.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
 from gigl_loader.loader.epochs.iterator import EpochIterator, Epochs, check_length
-from gigl_loader.loader.foreign import AnswersOthers, check_overrides
-from gigl_loader.loader.options import sampling_options
-from gigl_loader.loader.options.pad_keyword import Padding
+from gigl_loader.loader.foreign_attributes import AnswersOthers, check_overrides
+from gigl_loader.loader.options import glt_config
+from gigl_loader.loader.options.pad_shape import Padding
 from gigl_loader.loader.seed_class_attributes import AnswersGLT
 from gigl_loader.loader.seeds.seed_input import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.seeds.world import check_same_input, check_same_start, check_shard
@@ -59,9 +59,9 @@ from gigl_loader.sampler.options import (
 )
 from gigl_loader.sampler.plan import draw_version
 from gigl_loader.sources.batch_source import BatchSource
-from gigl_loader.sources.remote_dataset import RemoteDataset
+from gigl_loader.sources.remote_interface import RemoteDataset
 from gigl_loader.sources.sampled_input import seed_or_drawn
-from gigl_loader.sources.start_turns import LeaderTurns, WorkerTurns
+from gigl_loader.sources.staggered_start import LeaderTurns, WorkerTurns
 from gigl_loader.sources.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
@@ -123,15 +123,13 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
 
     # The steps by which loaders, and users' subclasses, make the arguments below.
     resolve_runtime = staticmethod(resolve_runtime)
-    create_sampling_config = staticmethod(sampling_options.create_sampling_config)
-    validate_for_weighted_sampling = staticmethod(sampling_options.validate_for_weighted_sampling)
-    create_colocated_channel = staticmethod(sampling_options.create_colocated_channel)
-    create_mp_producer = staticmethod(sampling_options.create_mp_producer)
+    create_sampling_config = staticmethod(glt_config.create_sampling_config)
+    validate_for_weighted_sampling = staticmethod(glt_config.validate_for_weighted_sampling)
+    create_colocated_channel = staticmethod(glt_config.create_colocated_channel)
+    create_mp_producer = staticmethod(glt_config.create_mp_producer)
     initialize_colocated_sampling_worker = staticmethod(initialize_colocated_sampling_worker)
-    create_colocated_worker_options = staticmethod(sampling_options.create_colocated_worker_options)
-    create_graph_store_worker_options = staticmethod(
-        sampling_options.create_graph_store_worker_options
-    )
+    create_colocated_worker_options = staticmethod(glt_config.create_colocated_worker_options)
+    create_graph_store_worker_options = staticmethod(glt_config.create_graph_store_worker_options)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -180,7 +178,7 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         )
         self._dataset_schema = dataset_schema
         names = (*self._own_attributes(), *(PAD_ATTRIBUTES if padding is not None else ()))
-        sampling_options.check_attribute_names(dataset_schema, names, type(self).__name__)
+        glt_config.check_attribute_names(dataset_schema, names, type(self).__name__)
         self._is_homogeneous_with_labeled_edge_type = (
             dataset_schema.is_homogeneous_with_labeled_edge_type
         )
@@ -193,11 +191,9 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         self._device_prefetch, self._padding = device_prefetch, padding
         self._may_split = padding is not None and padding.may_split
         self._stats = LoaderStats()
-        self._transform = self._stats.timed(
-            sampling_options.checked_function("transform", transform)
-        )
+        self._transform = self._stats.timed(glt_config.checked_function("transform", transform))
         self._transform_output = self._stats.timed(
-            sampling_options.checked_function("transform_sampler_output", transform_sampler_output)
+            glt_config.checked_function("transform_sampler_output", transform_sampler_output)
         )
         # One engine for all epochs: its side stream, and device memory, are reused.
         self._engine = self._make_engine()

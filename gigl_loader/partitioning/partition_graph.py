@@ -7,7 +7,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.by_type import PyGGraph
 from gigl_loader.dataset.format.directory import (
     Format,
     RowOrder,
@@ -26,10 +25,11 @@ from gigl_loader.dataset.from_pyg.pyg_graph import (
     read_pyg,
 )
 from gigl_loader.dataset.lookup import FeatureDtype, check_feature_dtype, quantise
+from gigl_loader.dataset.one_or_by_type import PyGGraph
 from gigl_loader.dataset.partition.adjacency import compress
 from gigl_loader.dataset.partition.build import contiguous_book, make_book
 from gigl_loader.dataset.partition.checks import check_edge_dir, check_partitions, warn_not_numbers
-from gigl_loader.dataset.partition.view import Book, WithSplits
+from gigl_loader.dataset.partition.partition_view import Book, WithSplits
 from gigl_loader.dataset.schema import (
     COMMUNITY,
     EdgeDir,

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.dataset.by_type import Graph, PyGGraph
 from gigl_loader.dataset.format.directory import Format, Target, complete_or_nothing
 from gigl_loader.dataset.format.fetched_root import opened_root
 from gigl_loader.dataset.format.glt_files import load_tensor, read_edges, read_partition
@@ -32,9 +31,10 @@ from gigl_loader.dataset.format.mapped import is_mapped_format
 from gigl_loader.dataset.format.view_writer import save_tensor, write_views
 from gigl_loader.dataset.from_pyg.pyg_graph import read_pyg
 from gigl_loader.dataset.identity import GAMMA, mixed
+from gigl_loader.dataset.one_or_by_type import Graph, PyGGraph
 from gigl_loader.dataset.partition.adjacency import edges_of, kept_edges, label_adjacency
 from gigl_loader.dataset.partition.checks import check_edge_type
-from gigl_loader.dataset.partition.view import PartitionView, Splits, WithSplits
+from gigl_loader.dataset.partition.partition_view import PartitionView, Splits, WithSplits
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,

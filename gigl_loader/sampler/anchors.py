@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.batch.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
@@ -16,12 +16,12 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.runtime.memory.segments import Array
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Draw, Drawn, Field, Peers, SampleRequest, SamplingPlan
 from gigl_loader.sampler.roots import NodeRoots, RootFields
 from gigl_loader.sampler.rows.reader import GraphReader
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 
 _LABEL_TYPES = {
     POSITIVE: message_passing_to_positive_label,

@@ -20,16 +20,16 @@ from gigl_loader.batch.message import (
     BatchTicket,
 )
 from gigl_loader.dataset.identity import GAMMA, mixed
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.segments import Array
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Draw, Field, Peers, SampleRequest, SamplingPlan, draw_key
 from gigl_loader.sampler.roots import RootFields, SeedTimes
 from gigl_loader.sampler.rows.reader import GraphReader
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 
 BINARY, TRIPLET = "binary", "triplet"
 

@@ -18,11 +18,10 @@ from gigl_loader.batch.message import (
     TREE,
     key,
 )
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import reverse_edge_type
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.expansion import Expansion, Sampled
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, Peers, SampleRequest, SamplingPlan
 from gigl_loader.sampler.roots import (
@@ -35,6 +34,7 @@ from gigl_loader.sampler.roots import (
 )
 from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.sampler.rows.row_exchange import FeatureRows, Split
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 
 
 class NeighborSampler:

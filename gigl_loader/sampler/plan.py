@@ -16,7 +16,7 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from gigl_loader.batch.message import AT_ONCE_STREAM, NODE_FEATURES, SCALES, BatchTicket, Field, key
-from gigl_loader.dataset.partition.view import ROW_KINDS, A, PartitionView, Rows
+from gigl_loader.dataset.partition.partition_view import ROW_KINDS, A, PartitionView, Rows
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.options import ExpansionOptions, FeatureStoreOptions, SamplingMethod

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from gigl_loader.batch.message import BATCH, INPUT_ID, IS_HETERO, META, SEED_TIME, Field, key
-from gigl_loader.dataset.partition.view import earlier, keys_of
+from gigl_loader.dataset.partition.partition_view import earlier, keys_of
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.runtime.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler.nodes import BatchNodes

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gigl_loader.batch.message import Attempt, Received
 from gigl_loader.sampler.options import SourceOptions
-from gigl_loader.sources.start_turns import WorkerTurns
+from gigl_loader.sources.staggered_start import WorkerTurns
 
 LINGER_S = 30.0
 """After their loader is shut down, workers go on serving other partitions until those are done or

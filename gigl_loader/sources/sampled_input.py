@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gigl_loader.batch.message import AT_ONCE_STREAM, SEED_GROUP, SEED_TIME, BatchTicket
 from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -19,11 +19,11 @@ from gigl_loader.runtime.glt_classes import SamplingConfig
 from gigl_loader.runtime.memory import tensors
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 from gigl_loader.sampler.options import CustomSamplerOptions, SamplerOptions, SourceOptions
 from gigl_loader.sampler.plan import SamplingPlan, SeedInput
 from gigl_loader.sampler.ppr.ppr_sampler import PPR_KIND
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 
 logger = logging.getLogger(__name__)
 

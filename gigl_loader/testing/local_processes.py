@@ -20,7 +20,7 @@ from gigl_loader.graph_store.client.compute_process import (
     shutdown_compute_process,
 )
 from gigl_loader.graph_store.server.storage_process import init_storage_process
-from gigl_loader.graph_store.wire.info import GraphStoreInfo
+from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo
 from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.testing.this_machine import free_port, wait_until

@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.batch.message import SampleMessage
 from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,

@@ -25,7 +25,7 @@ from gigl_loader.errors import GiglLoaderError
 from gigl_loader.graph_store import status
 from gigl_loader.graph_store.client.compute_process import job_name_of
 from gigl_loader.graph_store.server.storage_process import Endpoint
-from gigl_loader.graph_store.wire.info import info_of_servers
+from gigl_loader.graph_store.wire.graph_store_info import info_of_servers
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.runtime.transport import Security
 from gigl_loader.testing import wait_until

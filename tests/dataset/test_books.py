@@ -9,7 +9,7 @@ from support import glt
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.partition.build import book_table, read_book, read_node_books
-from gigl_loader.dataset.partition.view import Book
+from gigl_loader.dataset.partition.partition_view import Book
 from gigl_loader.errors import ConfigError
 
 

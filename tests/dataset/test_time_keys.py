@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.dataset.partition.view import earlier, keys_of
+from gigl_loader.dataset.partition.partition_view import earlier, keys_of
 
 FLOATS = st.floats(allow_nan=False) | st.sampled_from([0.0, -0.0, 5e-324, -5e-324])
 TIMES = st.integers(-(2**63), 2**63 - 1)

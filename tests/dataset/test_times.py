@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import ConfigError, DistDataset
 from gigl_loader.dataset.partition.adjacency import check_time_attr, with_times
-from gigl_loader.dataset.partition.view import keys_of
+from gigl_loader.dataset.partition.partition_view import keys_of
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as E
 from gigl_loader.dataset.schema import EdgeDir
 

@@ -48,7 +48,7 @@ SURVIVED = {
     "a storage server is killed or ends, and is started again": [_LOST],
     "storage servers are restarted one after another, or are lost again while they come back": [
         _LOST,
-        "graph_store/test_absences.py::test_each_absence_has_a_clock_of_its_own",
+        "graph_store/test_server_outages.py::test_each_absence_has_a_clock_of_its_own",
     ],
     "a storage server with a replica is killed, server 0 too": [f"{_LOST}[replicas]"],
     "a storage server is killed during `fetch_*` or a constructor": [_LOST],
@@ -94,7 +94,7 @@ SURVIVED = {
     "storage server 1 or a later one is restarted while ranks join": [_SIGNALS],
     "the wall clock is set back or forth": [
         "graph_store/test_identity.py::test_a_server_whose_clock_is_set_back_has_been_up_all_the_same",
-        "test_message.py::test_a_worker_whose_clock_is_set_back_is_busy_all_the_same",
+        "batch/test_message.py::test_a_worker_whose_clock_is_set_back_is_busy_all_the_same",
     ],
     "strangers open all connections that they can get": [
         "graph_store/test_strangers.py::test_strangers_at_both_ports_end_no_job"

@@ -12,7 +12,7 @@ from store_cluster import HOST, tiny_graph
 
 from gigl_loader import DistDataset
 from gigl_loader.errors import ConfigError, ServerDiedError
-from gigl_loader.graph_store.client.absences import MOST_RETURNS, Absences
+from gigl_loader.graph_store.client.server_outages import MOST_RETURNS, ServerOutages
 from gigl_loader.graph_store.client.storage_cluster import Cluster
 from gigl_loader.graph_store.server.leader import LeaderLink
 from gigl_loader.graph_store.server.service import StorageService
@@ -84,7 +84,7 @@ def test_a_job_begins_and_goes_on_without_a_server_that_has_a_replica() -> None:
             )
             zero.close()
             assert _ids(cluster) == whole
-            assert cluster.await_servers(Absences({}, 0.0)) == [2]
+            assert cluster.await_servers(ServerOutages({}, 0.0)) == [2]
             two.close()
             wait_until(lambda: 2 in cluster.lost, "the last one is lost")
             with pytest.raises(ServerDiedError):
@@ -98,14 +98,14 @@ def test_a_server_that_comes_back_answers_for_itself() -> None:
     ):
         one.close()
         wait_until(lambda: cluster.lost == [1], "the client has heard of it")
-        assert cluster.await_servers(Absences({}, 0.0)) == [0]
+        assert cluster.await_servers(ServerOutages({}, 0.0)) == [0]
         host, port = zero.address
         leader = LeaderLink(host, port, SECURITY, "server 1", 10.0)
         server = StorageService(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
         again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
         try:
             again.start()
-            found = cluster.await_servers(Absences({}, 60.0), [1])
+            found = cluster.await_servers(ServerOutages({}, 60.0), [1])
             assert found == [0, 1], "at another port: server 0 says where"
             assert cluster.connection(1).address == again.address
             assert cluster.connection(1).call("get_node_ids", request=None).result(60).numel() == 30
@@ -116,11 +116,11 @@ def test_a_server_that_comes_back_answers_for_itself() -> None:
 def test_a_server_that_is_lost_again_and_again_is_given_up_by_name() -> None:
     with storage() as (zero,), joined(zero.address) as cluster:
         renewals = {0: 0}
-        absences = Absences(renewals, 60.0)
-        assert cluster.await_servers(absences) == [0]
+        outages = ServerOutages(renewals, 60.0)
+        assert cluster.await_servers(outages) == [0]
         renewals[0] = MOST_RETURNS
         with pytest.raises(ServerDiedError, match=r"storage server 0 at .* came back 10 times"):
-            cluster.await_servers(absences)
+            cluster.await_servers(outages)
 
 
 def test_a_client_hears_of_servers_that_it_never_met_and_meets_all_without_server_0() -> None:
@@ -130,13 +130,13 @@ def test_a_client_hears_of_servers_that_it_never_met_and_meets_all_without_serve
     ):
         one.close()
         wait_until(lambda: cluster.lost == [1], "server 0 says so")
-        assert cluster.await_servers(Absences({}, 0.0)) == [0, 2, 3]
+        assert cluster.await_servers(ServerOutages({}, 0.0)) == [0, 2, 3]
         assert list(cluster.connections) == [0], "nothing was asked of the others"
         two.close()
         wait_until(lambda: cluster.lost == [1, 2], "server 0 says so, too")
         zero.close()
         wait_until(lambda: 0 in cluster.lost, "the client sees that itself")
-        assert cluster.await_servers(Absences({}, 0.0)) == [3]
+        assert cluster.await_servers(ServerOutages({}, 0.0)) == [3]
         assert cluster.connections[3].is_up
         three.close()
         wait_until(lambda: 3 in cluster.lost, "which nobody else could tell")
@@ -155,7 +155,7 @@ def test_a_server_that_comes_back_unmet_is_known_by_its_incarnation() -> None:
         again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
         try:
             again.start()
-            assert cluster.await_servers(Absences({}, 60.0), [1]) == [0, 1]
+            assert cluster.await_servers(ServerOutages({}, 60.0), [1]) == [0, 1]
             assert (list(cluster.connections), cluster.renewals) == ([0], {1: 1})
             assert tuple(cluster.incarnations) == (zero.incarnation, again.incarnation)
             assert cluster.connection(1).call("get_node_ids", request=None).result(60).numel() == 30

@@ -19,7 +19,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError, UsageError
 from gigl_loader.runtime.ranks.collectives import gather_from_ranks
-from gigl_loader.sources.remote_dataset import ABLPInputNodes
+from gigl_loader.sources.remote_interface import ABLPInputNodes
 from gigl_loader.testing import run_ranks
 
 BUYS, LIKES = ("user", "buys", "item"), ("user", "likes", "item")

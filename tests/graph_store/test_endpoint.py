@@ -14,8 +14,8 @@ from store_cluster import HOST, info_of, tiny_partition
 from gigl_loader import CustomSamplerOptions
 from gigl_loader.errors import PeerError, ServerDiedError
 from gigl_loader.graph_store import init_storage_process, run_storage_server, status
-from gigl_loader.graph_store.client.absences import Absences
 from gigl_loader.graph_store.client.connection import ServerConnection
+from gigl_loader.graph_store.client.server_outages import ServerOutages
 from gigl_loader.graph_store.client.storage_cluster import Cluster
 from gigl_loader.graph_store.server.leader import LeaderLink
 from gigl_loader.graph_store.server.service import StorageService
@@ -117,7 +117,7 @@ def test_a_rank_that_left_before_server_0_was_restarted_holds_up_no_end():
     wait_until(lambda: clusters[1].lost == [0], "rank 1 has heard of it")
     later = served(port)
     try:
-        clusters[1].await_servers(Absences({}, 60.0))
+        clusters[1].await_servers(ServerOutages({}, 60.0))
         assert later.status()["clients"] == [1]
         clusters[1].close()
         assert later.over.wait(60), "the job is over"

@@ -32,14 +32,14 @@ from gigl_loader import (
 from gigl_loader.batch.message import NODE, Attempt, BatchTicket, Field, Received
 from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.dataset.lookup import quantise, widened
-from gigl_loader.dataset.partition.view import Owner
+from gigl_loader.dataset.partition.partition_view import Owner
 from gigl_loader.errors import PeerError
 from gigl_loader.graph_store.client import filling_channel
 from gigl_loader.graph_store.client.filling_channel import FillingChannel
 from gigl_loader.sampler.options import SAME_MACHINE_VARIABLE, SAME_MEMORY_VARIABLE
 from gigl_loader.sampler.row_cache.cache import RowCache
 from gigl_loader.sampler.row_cache.kernels import USED
-from gigl_loader.sampler.row_cache.machine import MachineRows
+from gigl_loader.sampler.row_cache.machine_cache import MachineRows
 from gigl_loader.sampler.rows.row_exchange import LaterRows, rows_apart
 from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until
 

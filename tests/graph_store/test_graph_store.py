@@ -47,7 +47,7 @@ from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.wire.requests import NodeIdsRequest
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.node_loader import remote_input
-from gigl_loader.loader.options.start_line import remote_seeds
+from gigl_loader.loader.options.start_log import remote_seeds
 from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.options import (

@@ -45,10 +45,10 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.graph_store import DistServer, request_server
-from gigl_loader.graph_store.client.absences import Absences
+from gigl_loader.graph_store.client.server_outages import ServerOutages
 from gigl_loader.graph_store.client.storage_cluster import Cluster
 from gigl_loader.graph_store.server.leader import LeaderLink
-from gigl_loader.graph_store.server.server_rendezvous import Gather, Gathered
+from gigl_loader.graph_store.server.rendezvous_host import Gather, Gathered
 from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.server.storage_process import Endpoint
 from gigl_loader.graph_store.wire.membership import Join, News, Role, Watch, check_same
@@ -280,7 +280,7 @@ def test_a_server_that_comes_back_with_another_graph_is_refused_and_untouched() 
             asked = other.server.status()
             assert (asked["create_calls"], asked["clients"], other.cluster) == (0, [], "")
         with _at(former.address) as again:
-            cluster.await_servers(Absences({}, 60.0))
+            cluster.await_servers(ServerOutages({}, 60.0))
             assert again.cluster == former.cluster != "", "the client kept it"
             with pytest.raises(UsageError, match="never existed"):
                 cluster.connection(0).call("describe_workers", producer_id=producer).result(60)
@@ -324,7 +324,7 @@ def test_a_refusal_that_stays_ends_the_wait_at_once(
             began = time.monotonic()
             for _ in range(3):
                 with pytest.raises(expected[0], match=expected[1]):
-                    cluster.await_servers(Absences({}, 1800.0))
+                    cluster.await_servers(ServerOutages({}, 1800.0))
             assert time.monotonic() - began < 100.0
             wait_until(lambda: other.status()["refused"] >= 3, "each of them is counted")
     refused = [one for one in caplog.messages if "cannot join" in one or "refused 1" in one]
@@ -353,7 +353,7 @@ def _await_refusal(cluster: Cluster) -> None:
     deadline = time.monotonic() + 60.0
     while True:
         try:
-            cluster.await_servers(Absences({}, 0.0))
+            cluster.await_servers(ServerOutages({}, 0.0))
         except ConfigError:
             raise
         except GiglLoaderError:

@@ -11,8 +11,8 @@ from relay import Relay
 
 from gigl_loader.batch.message import Attempt
 from gigl_loader.errors import ServerDiedError, UsageError
-from gigl_loader.graph_store.client.absences import Absences
 from gigl_loader.graph_store.client.connection import raise_if_broken
+from gigl_loader.graph_store.client.server_outages import ServerOutages
 from gigl_loader.graph_store.server.jobs import KILLED_GRACE_S
 from gigl_loader.graph_store.wire.requests import EpochRequest, FetchAnswer, FetchRequest
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
@@ -73,9 +73,9 @@ def test_a_long_outage_ends_when_the_links_are_renewed():
         relay.cut.set()
         wait_until(lambda: cluster.lost, "the link is given up", 60)
         with pytest.raises(ServerDiedError, match="storage server 0"):
-            cluster.await_servers(Absences({}, 0.0))
+            cluster.await_servers(ServerOutages({}, 0.0))
         relay.cut.clear()
-        cluster.await_servers(Absences({}, 60.0))
+        cluster.await_servers(ServerOutages({}, 60.0))
         assert not cluster.lost
         assert cluster.connections[0] is not former
         assert endpoint.status()["clients"] == [0]

@@ -10,7 +10,7 @@ import torch
 from support.conditions import Clock
 
 from gigl_loader.dataset.cache_options import CacheOptions
-from gigl_loader.dataset.partition.view import Adjacency
+from gigl_loader.dataset.partition.partition_view import Adjacency
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.graph_store.server import jobs
 from gigl_loader.graph_store.server.jobs import RefusedJoins

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gigl_loader.dataset.lookup import num_ids_of
-from gigl_loader.dataset.partition.view import PartitionView, Rows
+from gigl_loader.dataset.partition.partition_view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.graph_store.server.partition_answers import PartitionAnswers
 from gigl_loader.sampler.plan import RowsRequest

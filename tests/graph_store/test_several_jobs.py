@@ -20,7 +20,7 @@ from support.glt import RemoteDistSamplingWorkerOptions
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError
 from gigl_loader.graph_store import RemoteReceivingChannel, status, stop_job
-from gigl_loader.graph_store.client.absences import Absences
+from gigl_loader.graph_store.client.server_outages import ServerOutages
 from gigl_loader.graph_store.client.storage_cluster import Cluster
 from gigl_loader.graph_store.server.jobs import JobId
 from gigl_loader.graph_store.server.service import StorageService
@@ -266,7 +266,7 @@ def test_a_job_that_is_stopped_ends_with_a_named_error_and_no_other_does(
         for endpoint in endpoints:
             wait_until(partial(_has_producers, endpoint, 1), "its producer ended")
         with pytest.raises(JobStoppedError):  # it does not come back
-            ill.await_servers(Absences({}, 60.0))
+            ill.await_servers(ServerOutages({}, 60.0))
         batches += take(channel)
         assert _equal(batches, alone)
         wait_until(lambda: endpoints[0].jobs_served == 1, "it is over")
@@ -296,7 +296,8 @@ def test_a_restarted_server_0_learns_of_the_jobs_by_those_who_come_back(
         wait_until(lambda: all(c.lost == [0] for c in clusters), "both have noticed")
         later = serve_again(address[1])
         threads = [
-            threading.Thread(target=c.await_servers, args=(Absences({}, 60.0),)) for c in clusters
+            threading.Thread(target=c.await_servers, args=(ServerOutages({}, 60.0),))
+            for c in clusters
         ]
         for thread in threads:
             thread.start()

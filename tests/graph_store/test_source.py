@@ -21,11 +21,11 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.graph_store.client import remote_source as module
-from gigl_loader.graph_store.client.absences import MOST_RETURNS, Absences
 from gigl_loader.graph_store.client.producers import Outcome, RemoteProducers
 from gigl_loader.graph_store.client.remote_source import RemoteSource
+from gigl_loader.graph_store.client.server_outages import MOST_RETURNS, ServerOutages
 from gigl_loader.sampler.options import SourceOptions
-from gigl_loader.sources.start_turns import LeaderTurns, WorkerTurns
+from gigl_loader.sources.staggered_start import LeaderTurns, WorkerTurns
 
 pytestmark = pytest.mark.waits
 
@@ -48,9 +48,9 @@ class _Cluster:
         self.events: deque[Callable[[], None]] = deque()
         """What happens before the next batch is handed out."""
 
-    def await_servers(self, absences: Absences, wanted: Sequence[int] = ()) -> list[int]:
-        if absences.restless is not None:
-            raise ServerDiedError(f"server {absences.restless} came back too often")
+    def await_servers(self, outages: ServerOutages, wanted: Sequence[int] = ()) -> list[int]:
+        if outages.restless is not None:
+            raise ServerDiedError(f"server {outages.restless} came back too often")
         live = [rank for rank in range(NUM_SERVERS) if rank not in self.lost]
         if len({rank % 2 for rank in live}) < 2:
             raise ServerDiedError("a partition has no server")

@@ -16,8 +16,8 @@ from store_cluster import serve_partition as serve
 
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.graph_store import DistServer, request_server
-from gigl_loader.graph_store.client.absences import Absences
 from gigl_loader.graph_store.client.compute_process import current_cluster
+from gigl_loader.graph_store.client.server_outages import ServerOutages
 from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.testing import batch_tensors, wait_until
 
@@ -96,7 +96,7 @@ class _Script:
             self._let("event")
             _, (_, which, how, _) = self._left.pop(0)
             if how is None:  # it comes back in the background
-                current_cluster().await_servers(Absences({}, LIMIT_S), [which])
+                current_cluster().await_servers(ServerOutages({}, LIMIT_S), [which])
 
     def during(self, when: str, call: str, do: Callable[[], Any]) -> Any:
         """Return ``do()``; the next event happens while its ``call`` waits for that server."""

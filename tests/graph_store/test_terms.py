@@ -12,7 +12,7 @@ from gigl_loader.graph_store.client.producers import (
 from gigl_loader.graph_store.wire.requests import ByServer
 from gigl_loader.runtime.transport.failures import Failure, describe
 from gigl_loader.sampler.options import SourceOptions
-from gigl_loader.sources.seeds import SeedSummary
+from gigl_loader.sources.seed_checks import SeedSummary
 
 
 def _offers(keys: list[int], shared: dict[str, str] | None = None) -> list[Proposal]:

@@ -10,9 +10,9 @@ import torch
 from support.glt import get_context, init_worker_group
 
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
+from gigl_loader.loader.build_parts import in_workers
 from gigl_loader.loader.deployment import job_ranks
-from gigl_loader.loader.loader_parts import in_workers
-from gigl_loader.loader.options import sampling_options
+from gigl_loader.loader.options import glt_config
 from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.runtime.memory import pinned
 from gigl_loader.runtime.memory.pinned import PinMemoryError
@@ -157,8 +157,8 @@ def test_memory_that_cannot_be_pinned_is_said_and_used(monkeypatch, caplog) -> N
     def refuse(address: int, nbytes: int, device: object) -> None:
         raise PinMemoryError(address, nbytes, 2, "too many bytes")
 
-    monkeypatch.setattr(sampling_options, "PinnedRange", refuse)
-    assert sampling_options.pin_if_possible(4096, 8) is None
+    monkeypatch.setattr(glt_config, "PinnedRange", refuse)
+    assert glt_config.pin_if_possible(4096, 8) is None
     assert "batches stay unpinned" in caplog.text
     assert "too many bytes" in caplog.text
 

@@ -15,9 +15,9 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 from gigl_loader.sampler.options import FeatureStoreOptions, KHopNeighborSamplerOptions
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 
 BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")
 LABELED = message_passing_to_positive_label(BUYS)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.batch.message import BatchTicket
-from gigl_loader.dataset.partition.view import Adjacency, Book, PartitionView, Rows
+from gigl_loader.dataset.partition.partition_view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ProtocolError

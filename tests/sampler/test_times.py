@@ -13,7 +13,7 @@ from support.draws import examples
 from gigl_loader import ConfigError, DistDataset
 from gigl_loader.batch.collate import add_edge_labels, to_data, to_hetero_data
 from gigl_loader.batch.message import EDGE_TARGETS, SEED_TIME, BatchTicket
-from gigl_loader.dataset.partition.view import earlier, keys_of
+from gigl_loader.dataset.partition.partition_view import earlier, keys_of
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, reverse_edge_type
 from gigl_loader.errors import ProtocolError
 from gigl_loader.runtime.transport import codec

@@ -16,13 +16,12 @@ from gigl_loader.batch.message import (
     SEED_TIME,
     BatchTicket,
 )
-from gigl_loader.dataset.partition.view import PartitionView, Rows
+from gigl_loader.dataset.partition.partition_view import PartitionView, Rows
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 from gigl_loader.sampler.options import (
     CustomSamplerOptions,
@@ -32,6 +31,7 @@ from gigl_loader.sampler.options import (
 )
 from gigl_loader.sampler.plan import SeedInput
 from gigl_loader.sampler.ppr.ppr_sampler import PPR_KIND
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.sampled_input import (
     SeedOrders,
     check_seed_times,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gigl_loader.dataset.partition.view import Adjacency, PartitionView
+from gigl_loader.dataset.partition.partition_view import Adjacency, PartitionView
 from gigl_loader.sampler.gpu.device_kernels import DeviceDraw
 from gigl_loader.sampler.gpu.kernel_choice import kernels_for
 from gigl_loader.sampler.gpu.torch_numbers import signed

@@ -19,7 +19,7 @@ from torch_geometric.loader import NeighborLoader
 from torch_geometric.typing import WITH_PYG_LIB
 
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
+from gigl_loader.sampler.batch_bounds import BatchBounds, batch_bounds
 
 WINDOW_S = 10.0
 """Seconds after which a window ends, with the batches that it has until then."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gigl_loader.batch.device.copy_engine import full_device, side_stream
+from gigl_loader.batch.device.copy_stream import full_device, side_stream
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Batches on the device before they are needed, for any iterable of batches.
 
-This file and `gigl_loader.batch.device.copy_engine` need torch and torch_geometric, and nothing
+This file and `gigl_loader.batch.device.copy_stream` need torch and torch_geometric, and nothing
 else of this package.
 
 ::
@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from gigl_loader.batch.device.copy_engine import (
+from gigl_loader.batch.device.copy_stream import (
     CastMap,
     CopyEngine,
     CopyStats,

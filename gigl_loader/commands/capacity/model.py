@@ -22,7 +22,7 @@ from gigl_loader.commands.capacity.needs import (
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError
-from gigl_loader.sampler.bounds import BATCHES_HELD, batch_bounds
+from gigl_loader.sampler.batch_bounds import BATCHES_HELD, batch_bounds
 
 __all__ = ["DevicePlan", "Job", "Plan", "estimate", "plan_device"]
 

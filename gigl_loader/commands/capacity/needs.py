@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from gigl_loader.commands.capacity.expect import BatchSize, DegreeDistribution
-from gigl_loader.dataset.partition.view import Matrix, Owner
+from gigl_loader.dataset.partition.partition_view import Matrix, Owner
 from gigl_loader.errors import ConfigError
 from gigl_loader.sampler.row_cache.tables import WINDOW, RowTables
 

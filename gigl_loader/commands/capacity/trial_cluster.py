@@ -30,7 +30,7 @@ from gigl_loader.graph_store.client.compute_process import (
 )
 from gigl_loader.graph_store.client.remote_dist_dataset import RemoteDistDataset
 from gigl_loader.graph_store.server.storage_process import init_storage_process
-from gigl_loader.graph_store.wire.info import GraphStoreInfo
+from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo
 from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.runtime.transport import free_port
 

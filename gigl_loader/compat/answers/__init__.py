@@ -1,1 +1,1 @@
-"""Names of other libraries, a file each, which refuses to be imported: see `compat.names`."""
+"""Names of other libraries, a file each, which refuses to be imported: see `compat.advice`."""

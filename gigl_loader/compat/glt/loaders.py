@@ -15,7 +15,7 @@ from gigl_loader.compat.glt.typing import Split
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.options.sampling_options import NumNeighbors
+from gigl_loader.loader.options.glt_config import NumNeighbors
 from gigl_loader.runtime.glt_classes import (
     MpDistSamplingWorkerOptions,
     RemoteDistSamplingWorkerOptions,

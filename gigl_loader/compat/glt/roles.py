@@ -21,7 +21,7 @@ from gigl_loader.graph_store.client import compute_process as own
 from gigl_loader.graph_store.client.remote_dist_dataset import RemoteDistDataset
 from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.server.storage_process import StorageProcess, init_storage_process
-from gigl_loader.graph_store.wire.info import GraphStoreInfo, info_of_servers
+from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo, info_of_servers
 from gigl_loader.graph_store.wire.signatures import DistServer
 from gigl_loader.loader.deployment.process_role import open_loaders
 from gigl_loader.runtime.glt_classes import Dataset, _set_server_context, get_context

@@ -1,7 +1,7 @@
 """GiGL's ``gigl.distributed.base_dist_loader``."""
 
 from gigl_loader import BaseDistLoader, DistributedRuntimeInfo
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 from gigl_loader.loader.deployment.job_ranks import DEFAULT_NUM_CPU_THREADS
 
 __all__ = ["DEFAULT_NUM_CPU_THREADS", "BaseDistLoader", "DistributedRuntimeInfo"]

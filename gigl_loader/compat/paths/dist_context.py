@@ -1,7 +1,7 @@
 """GiGL's ``gigl.distributed.dist_context``."""
 
 from gigl_loader import DistributedContext
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 
 __all__ = ["DistributedContext"]
 

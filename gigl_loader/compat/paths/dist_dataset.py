@@ -1,7 +1,7 @@
 """GiGL's ``gigl.distributed.dist_dataset``."""
 
 from gigl_loader import DistDataset
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 
 __all__ = ["DistDataset"]
 

@@ -1,7 +1,7 @@
 """GiGL's ``gigl.distributed.dist_sampling_producer``."""
 
 from gigl_loader import DistSamplingProducer
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 
 __all__ = ["DistSamplingProducer"]
 

@@ -1,7 +1,7 @@
 """GiGL's ``gigl.distributed.distributed_neighborloader``."""
 
 from gigl_loader import DistNeighborLoader
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 
 __all__ = ["DistNeighborLoader"]
 

@@ -1,7 +1,7 @@
 """GiGL's ``gigl.distributed.sampler_options``."""
 
 from gigl_loader import KHopNeighborSamplerOptions, PPRSamplerOptions, SamplerOptions
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 
 __all__ = ["KHopNeighborSamplerOptions", "PPRSamplerOptions", "SamplerOptions"]
 

@@ -46,7 +46,7 @@ from gigl_loader.dataset.partition.checks import (
     check_weights,
 )
 from gigl_loader.dataset.partition.partition_output import GraphPartitionData
-from gigl_loader.dataset.partition.view import Book, PartitionView, Splits, WithSplits
+from gigl_loader.dataset.partition.partition_view import Book, PartitionView, Splits, WithSplits
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,

@@ -29,7 +29,7 @@ from gigl_loader.dataset.format.mapped import (
 from gigl_loader.dataset.format.mapped_files import MappedFiles, check_stamps
 from gigl_loader.dataset.format.mapped_writer import allow_files
 from gigl_loader.dataset.partition.checks import check_partitions
-from gigl_loader.dataset.partition.view import (
+from gigl_loader.dataset.partition.partition_view import (
     ROW_KINDS,
     Adjacency,
     Book,

@@ -24,7 +24,7 @@ from gigl_loader.dataset.format.mapped_writer import index_type, seal, write_arr
 from gigl_loader.dataset.identity import content_digest
 from gigl_loader.dataset.partition.adjacency import edges_of
 from gigl_loader.dataset.partition.build import book_table, contiguous_book, ids_of
-from gigl_loader.dataset.partition.view import (
+from gigl_loader.dataset.partition.partition_view import (
     Adjacency,
     Book,
     PartitionView,

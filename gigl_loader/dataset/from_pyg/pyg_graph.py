@@ -20,7 +20,13 @@ from gigl_loader.dataset.partition.checks import (
     warn_not_carried,
 )
 from gigl_loader.dataset.partition.partition_output import GraphPartitionData
-from gigl_loader.dataset.partition.view import Book, PartitionView, Rows, Splits, WithSplits
+from gigl_loader.dataset.partition.partition_view import (
+    Book,
+    PartitionView,
+    Rows,
+    Splits,
+    WithSplits,
+)
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.partition.checks import check_weights
-from gigl_loader.dataset.partition.view import Adjacency, PartitionView, Rows, TimeOrder, keys_of
+from gigl_loader.dataset.partition.partition_view import (
+    Adjacency,
+    PartitionView,
+    Rows,
+    TimeOrder,
+    keys_of,
+)
 from gigl_loader.dataset.schema import (
     NEIGHBOR_TIME,
     WEIGHT_NAMES,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.partition.adjacency import compress, label_adjacency
 from gigl_loader.dataset.partition.checks import warn_not_carried
-from gigl_loader.dataset.partition.view import Book, PartitionView, Rows, kinds_of
+from gigl_loader.dataset.partition.partition_view import Book, PartitionView, Rows, kinds_of
 from gigl_loader.dataset.schema import (
     WEIGHT_NAMES,
     EdgeType,

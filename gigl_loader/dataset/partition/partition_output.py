@@ -15,7 +15,7 @@ from gigl_loader.dataset.partition.checks import (
     check_ownership,
     check_weights,
 )
-from gigl_loader.dataset.partition.view import Book, PartitionView
+from gigl_loader.dataset.partition.partition_view import Book, PartitionView
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError, first_line
 from gigl_loader.graph_store.client.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.graph_store.client.storage_cluster import Cluster
-from gigl_loader.graph_store.wire.info import GraphStoreInfo
+from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo
 from gigl_loader.graph_store.wire.membership import PATIENCE_S, check_job_name, check_patience
 from gigl_loader.graph_store.wire.signatures import CALLS, DistServer
 from gigl_loader.runtime.glt_classes import _set_client_context

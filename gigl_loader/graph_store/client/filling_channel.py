@@ -7,10 +7,10 @@
                           complete     <-- responses, kept rows --> filled --> next()
 
 One thread does this in the order of the epoch. Kept rows are shared with the other ranks of
-the machine (`gigl_loader.sampler.row_cache.machine`), who store rows in slots that this one reads.
-So a batch copies kept rows when it requests the rest, and afterwards checks which it has got. Only
-this machine knows its kept rows; servers send rows by id, and a row never changes, so a restarted
-server makes nothing stale.
+the machine (`gigl_loader.sampler.row_cache.machine_cache`), who store rows in slots that this one
+reads. So a batch copies kept rows when it requests the rest, and afterwards checks which it has
+got. Only this machine knows its kept rows; servers send rows by id, and a row never changes, so a
+restarted server makes nothing stale.
 """
 
 import threading
@@ -25,7 +25,7 @@ import numpy as np
 from gigl_loader.batch.leases import BufferPool
 from gigl_loader.batch.message import ROWS, Attempt, Field, Received, SampleMessage
 from gigl_loader.dataset.cache_options import CacheOptions
-from gigl_loader.dataset.partition.view import Matrix, Owner, Row, owner_of
+from gigl_loader.dataset.partition.partition_view import Matrix, Owner, Row, owner_of
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.graph_store.client.receiving_channel import RemoteReceivingChannel
 from gigl_loader.graph_store.client.row_requests import RowRequests
@@ -34,7 +34,7 @@ from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.threads import new_thread
 from gigl_loader.sampler.row_cache.cache import RowCache
 from gigl_loader.sampler.row_cache.look_ahead import DrawnAhead, DrawnBatch, LookAhead, copy_drawn
-from gigl_loader.sampler.row_cache.machine import MachineRows, memory_for
+from gigl_loader.sampler.row_cache.machine_cache import MachineRows, memory_for
 from gigl_loader.sampler.row_cache.pipeline import NOT_PLANNED, READY_S, Filling, Pipeline
 from gigl_loader.sampler.row_cache.tables import RowTables, by_owner
 from gigl_loader.sampler.rows.row_exchange import LaterRows, Split, read_rows_apart

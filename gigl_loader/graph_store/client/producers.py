@@ -37,10 +37,10 @@ from gigl_loader.runtime.glt_classes import NodeSamplerInput
 from gigl_loader.runtime.ranks.collectives import check_same_options
 from gigl_loader.runtime.transport.failures import Failure, rebuild
 from gigl_loader.sampler.options import SourceOptions
-from gigl_loader.sampler.row_cache.machine import RowsOffer
+from gigl_loader.sampler.row_cache.machine_cache import RowsOffer
 from gigl_loader.sources.batch_source import LINGER_S
 from gigl_loader.sources.held_seeds import joined, told_parts
-from gigl_loader.sources.seeds import SeedSummary, check_each_once, check_same_seeds
+from gigl_loader.sources.seed_checks import SeedSummary, check_each_once, check_same_seeds
 
 _log = logging.getLogger(__name__)
 

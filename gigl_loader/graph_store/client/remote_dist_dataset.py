@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gigl_loader.dataset.by_type import Counts, EdgeInfo, NodeInfo
 from gigl_loader.dataset.identity import Share, shares_of
+from gigl_loader.dataset.one_or_by_type import Counts, EdgeInfo, NodeInfo
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
@@ -26,13 +26,13 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.graph_store.client.compute_process import current_cluster
 from gigl_loader.graph_store.client.row_requests import StoreLookup
-from gigl_loader.graph_store.wire.info import GraphStoreInfo
+from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo
 from gigl_loader.graph_store.wire.requests import NodeIdsRequest
 from gigl_loader.runtime.ranks.collectives import broadcast_value
 from gigl_loader.runtime.transport.failures import Failure, describe, rebuild
 from gigl_loader.sampler.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_reconnect
 from gigl_loader.sources.held_seeds import HeldPart, HeldSeeds, RemoteSamplerInput
-from gigl_loader.sources.remote_dataset import FETCHED_AS, ABLPInputNodes
+from gigl_loader.sources.remote_interface import FETCHED_AS, ABLPInputNodes
 
 # The others wait at the barrier while local rank 0 calls the servers: by default for 120 s, and
 # 60 s more if a server is away.

@@ -30,7 +30,6 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.graph_store.client.absences import Absences
 from gigl_loader.graph_store.client.compute_process import current_cluster
 from gigl_loader.graph_store.client.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.graph_store.client.filling_channel import FillingChannel
@@ -46,6 +45,7 @@ from gigl_loader.graph_store.client.producers import (
     merge_outcomes,
 )
 from gigl_loader.graph_store.client.receiving_channel import RemoteReceivingChannel
+from gigl_loader.graph_store.client.server_outages import ServerOutages
 from gigl_loader.graph_store.wire.batch_shares import OwnBatches
 from gigl_loader.graph_store.wire.requests import NOBODY, ByServer, Runs, compacted, select_servers
 from gigl_loader.graph_store.wire.signatures import DistServer
@@ -53,10 +53,10 @@ from gigl_loader.runtime.glt_classes import NodeSamplerInput
 from gigl_loader.runtime.ranks.collectives import decide_with_ranks
 from gigl_loader.runtime.transport.failures import describe
 from gigl_loader.sampler.options import Shard, SourceOptions, options_of_batches
-from gigl_loader.sampler.row_cache.machine import MachineRows, RowsClaim
+from gigl_loader.sampler.row_cache.machine_cache import MachineRows, RowsClaim
 from gigl_loader.sources.sampled_input import num_batches
-from gigl_loader.sources.seeds import SeedSummary
-from gigl_loader.sources.start_turns import LeaderTurns, WorkerTurns
+from gigl_loader.sources.seed_checks import SeedSummary
+from gigl_loader.sources.staggered_start import LeaderTurns, WorkerTurns
 
 _log = logging.getLogger(__name__)
 
@@ -151,8 +151,8 @@ class RemoteSource:
             self._cluster, self._input, config, sampler_options, self._active
         )
         self._consumer = 0
-        self._absences: Absences | None = None
-        """Absences of servers since the last batch; None: no epoch was recovered since."""
+        self._outages: ServerOutages | None = None
+        """ServerOutages of servers since the last batch; None: no epoch was recovered since."""
         self._broken = False
         """Whether a server or worker failed this process."""
         self.channel: RemoteReceivingChannel | None = None
@@ -244,11 +244,11 @@ class RemoteSource:
 
         If servers are lost meanwhile, replicas take their place, or it waits for them.
         """
-        absences, options = self._new_absences(), self._options
+        outages, options = self._new_outages(), self._options
         while True:
             request_id = secrets.token_hex(16)
             try:
-                self._choose_servers(absences)
+                self._choose_servers(outages)
             except Exception as error:  # final: waiting any longer would not help
                 return error
             try:
@@ -257,7 +257,7 @@ class RemoteSource:
                 )
                 return self._producers.ids
             except GiglLoaderError as error:
-                if absences.is_over or not self._producers.caused_by_lost_server(error):
+                if outages.is_over or not self._producers.caused_by_lost_server(error):
                     return error
                 _log.warning("%s; the producers are created again", error)
                 options = copy.copy(self._options)
@@ -289,7 +289,7 @@ class RemoteSource:
         """Use the producers of the leader, which may have noticed a server's return earlier."""
         self._live = Runs.of(sorted(ids))
         with contextlib.suppress(GiglLoaderError):  # the epoch will find it out
-            self._cluster.await_servers(self._new_absences(), self._live)
+            self._cluster.await_servers(self._new_outages(), self._live)
         self._producers.adopt(ids)
 
     def _open_channel(self) -> None:
@@ -397,7 +397,7 @@ class RemoteSource:
                 except GiglLoaderError as error:
                     self._recover(error)
         if received is not None:
-            self._absences = None
+            self._outages = None
             del self._to_come[received.ticket.position]
         return received
 
@@ -415,7 +415,7 @@ class RemoteSource:
         # at 0 nothing is recreated: the loader keeps the servers that it began with
         if back and self.source_options.reconnect_timeout_s > 0:
             _log.warning("storage servers %s are back, and sample again", sorted(back))
-            self._choose_servers(Absences(self._cluster.renewals, 0.0))
+            self._choose_servers(ServerOutages(self._cluster.renewals, 0.0))
             self._make_anew()
 
     def _recover(self, error: GiglLoaderError) -> None:
@@ -436,37 +436,37 @@ class RemoteSource:
             "%s (the epoch continues with a replica, or if it is back within %.0f s)", error, limit
         )
         # the limit holds for each absence, as further servers may be lost during the attempts
-        absences = self._absences = self._absences or self._new_absences()
-        absences.go_on()
+        outages = self._outages = self._outages or self._new_outages()
+        outages.go_on()
         while True:
             # The first error tells the cause, the last one why nothing helped. A refusal by the
             # process in place of the server says more than the server's loss.
             try:
-                self._choose_servers(absences)
+                self._choose_servers(outages)
             except GiglLoaderError as again:
                 is_reason = isinstance(again, ConfigError | JoinRefusedError)
-                is_reason = is_reason or absences.restless is not None
+                is_reason = is_reason or outages.restless is not None
                 raise (again if is_reason else error) from again
             try:
                 self._make_anew()
                 self._begin()
                 return
             except GiglLoaderError as again:
-                if absences.is_over or self._cluster.closed:
+                if outages.is_over or self._cluster.closed:
                     raise (again if isinstance(again, ConfigError) else error) from again
                 time.sleep(_AGAIN_S)
 
-    def _new_absences(self) -> Absences:
-        return Absences(self._cluster.renewals, self.source_options.reconnect_timeout_s)
+    def _new_outages(self) -> ServerOutages:
+        return ServerOutages(self._cluster.renewals, self.source_options.reconnect_timeout_s)
 
-    def _choose_servers(self, absences: Absences) -> None:
+    def _choose_servers(self, outages: ServerOutages) -> None:
         """Continue without the lost servers that have replicas; wait for the others.
 
         Raises:
             ServerDiedError: They did not come back in time, or one ends again and again.
             ConfigError, JoinRefusedError: One came back but refuses this process.
         """
-        self._live = Runs.of(self._cluster.await_servers(absences))
+        self._live = Runs.of(self._cluster.await_servers(outages))
         if missing := sorted(set(self._servers) - set(self._live)):
             _log.warning("storage servers %s are lost; their replicas sample for them", missing)
 

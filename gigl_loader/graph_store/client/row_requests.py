@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.lookup import Kind, RowsOf, check_ids, type_of_ids, widened
 from gigl_loader.dataset.partition.adjacency import EdgeBlock, block_of
-from gigl_loader.dataset.partition.view import Book, Owner
+from gigl_loader.dataset.partition.partition_view import Book, Owner
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,

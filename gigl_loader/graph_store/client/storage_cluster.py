@@ -29,8 +29,8 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.graph_store.client.absences import MOST_RETURNS, Absences
 from gigl_loader.graph_store.client.connection import ServerConnection, result_of
+from gigl_loader.graph_store.client.server_outages import MOST_RETURNS, ServerOutages
 from gigl_loader.graph_store.wire.membership import PATIENCE_S, Join, Role, WaitReport
 from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.runtime.transport import EndReason, Security
@@ -282,14 +282,14 @@ class Cluster:
 
     # -- continuing without them, or until they are back ----------------------------------------
 
-    def await_servers(self, absences: Absences, wanted: Sequence[int] = ()) -> list[int]:
+    def await_servers(self, outages: ServerOutages, wanted: Sequence[int] = ()) -> list[int]:
         """Return the servers to continue with: at least one of each partition, ascending.
 
         A thread looks for a lost server. If it has no replica, this waits for it,
         unless it is back and refuses this process for a permanent reason.
 
         Args:
-            absences: How long each may be away.
+            outages: How long each may be away.
             wanted: Servers to wait for in any case.
 
         Raises:
@@ -297,7 +297,7 @@ class Cluster:
             ConfigError: It came back as another cluster's, or with another graph.
             JoinRefusedError: It came back but refuses this process.
         """
-        if (restless := absences.restless) is not None:
+        if (restless := outages.restless) is not None:
             raise ServerDiedError(
                 f"{self.connection(restless).name} came back {MOST_RETURNS} times and was lost "
                 "again each time before a batch or a response came: see its log for the reason"
@@ -319,7 +319,7 @@ class Cluster:
                 for server in missing:
                     self._raise_if_refused(server, began)
                 # no deadline for servers to meet: after `_ATTEMPT_S`, `_meet` counts them as lost
-                if (overdue := absences.overdue(missing)) is not None:
+                if (overdue := outages.overdue(missing)) is not None:
                     raise self._why_lost(overdue)
                 # news of server 0 come on its connection, which does not notify this condition
                 self._changed.wait(_LOOK_S)
@@ -499,13 +499,13 @@ class Cluster:
             PeerTimeoutError: A server did not respond.
         """
         results: dict[int, Any] = {}
-        absences = Absences(self.renewals, reconnect_s)
+        outages = ServerOutages(self.renewals, reconnect_s)
         while (error := self._ask_those_up(name, requests, timeout_s, results)) is not None:
             # repeated only for as long as servers may be away, as each request has its own timeout
-            if absences.is_over or self.closed:
+            if outages.is_over or self.closed:
                 raise error
             time.sleep(_PAUSE_S)  # a request may be lost before its server is known to be
-            self.await_servers(absences)
+            self.await_servers(outages)
         return [results[number] for number in range(len(requests))]
 
     def holders(self, timeout_s: float, reconnect_s: float = 0.0) -> list[int]:

@@ -18,7 +18,7 @@ from gigl_loader.graph_store.ray.actor import (
     Watchdog,
     free_address,
 )
-from gigl_loader.graph_store.wire.info import GraphStoreInfo, info_of_servers
+from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo, info_of_servers
 from gigl_loader.graph_store.wire.membership import (
     MAX_JOBS,
     PATIENCE_S,

@@ -12,7 +12,7 @@ from typing_extensions import override
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.format.glt_files import load_tensor
 from gigl_loader.dataset.lookup import check_ids, widened
-from gigl_loader.dataset.partition.view import Rows
+from gigl_loader.dataset.partition.partition_view import Rows
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,

@@ -13,7 +13,7 @@ from gigl_loader.dataset.from_pyg.split_ids import names_of
 from gigl_loader.dataset.identity import Share
 from gigl_loader.dataset.lookup import check_ids, num_ids_of
 from gigl_loader.dataset.partition.adjacency import all_edges
-from gigl_loader.dataset.partition.view import ROW_KINDS, Book, PartitionView, Rows
+from gigl_loader.dataset.partition.partition_view import ROW_KINDS, Book, PartitionView, Rows
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,

@@ -21,7 +21,7 @@ from gigl_loader.graph_store.server.jobs import (
     Visits,
 )
 from gigl_loader.graph_store.server.leader import LeaderLink
-from gigl_loader.graph_store.server.server_rendezvous import RendezvousTable
+from gigl_loader.graph_store.server.rendezvous_host import RendezvousTable
 from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.wire.membership import (
     Join,

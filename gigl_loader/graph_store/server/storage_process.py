@@ -22,10 +22,10 @@ from gigl_loader.graph_store.server.jobs import Member, Visitor, scope_of
 from gigl_loader.graph_store.server.leader import LeaderLink
 from gigl_loader.graph_store.server.metrics import MetricsListener
 from gigl_loader.graph_store.server.presence import Presence
-from gigl_loader.graph_store.server.server_rendezvous import ServerRendezvous
+from gigl_loader.graph_store.server.rendezvous_host import ServerRendezvous
 from gigl_loader.graph_store.server.service import StorageService, caller
 from gigl_loader.graph_store.wire.calls import Call
-from gigl_loader.graph_store.wire.info import GraphStoreInfo
+from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo
 from gigl_loader.graph_store.wire.membership import (
     MAX_JOBS,
     PATIENCE_S,

@@ -41,7 +41,7 @@ from gigl_loader.sampler.options import (
     SamplerOptions,
 )
 from gigl_loader.sources.held_seeds import HeldPart, HeldSeeds
-from gigl_loader.sources.remote_dataset import server_worker_options
+from gigl_loader.sources.remote_interface import server_worker_options
 
 Fanout = list[int] | dict[EdgeType, list[int]] | None
 

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import torch
 
-from gigl_loader.batch.device.copy_engine import full_device
+from gigl_loader.batch.device.copy_stream import full_device
 from gigl_loader.batch.message import PPR
 from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.dataset.schema import (
@@ -22,7 +22,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.deployment.job_ranks import DistributedContext
-from gigl_loader.loader.options.sampling_options import (
+from gigl_loader.loader.options.glt_config import (
     PPR_IS_UNWEIGHTED,
     Device,
     NumNeighbors,
@@ -36,7 +36,6 @@ from gigl_loader.loader.seeds.seed_groups import GroupSource, SeedGroups
 from gigl_loader.loader.seeds.world import check_shard
 from gigl_loader.runtime.glt_classes import SamplingConfig
 from gigl_loader.runtime.sizes import parse_size
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.sampler.options import (
     DEFAULT_GROUPS_PER_BATCH,
@@ -59,6 +58,7 @@ from gigl_loader.sampler.options import (
     options_of_batches,
 )
 from gigl_loader.sampler.ppr.ppr_sampler import ppr_around
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.sampled_input import check_draw, seed_or_drawn
 
 

@@ -19,7 +19,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.loader.seeds.seed_input import check_seeds, check_servers
 from gigl_loader.runtime.glt_classes import NodeSamplerInput
-from gigl_loader.sources.remote_dataset import ABLPInputNodes
+from gigl_loader.sources.remote_interface import ABLPInputNodes
 
 
 def link_inputs(

@@ -40,7 +40,7 @@ from gigl_loader.runtime.ranks.collectives import (
 )
 from gigl_loader.sampler.options import ExpansionOptions
 from gigl_loader.sources.held_seeds import RemoteSamplerInput, told_parts
-from gigl_loader.sources.seeds import SeedSummary, check_each_once, check_same_seeds
+from gigl_loader.sources.seed_checks import SeedSummary, check_each_once, check_same_seeds
 
 logger = logging.getLogger(__name__)
 

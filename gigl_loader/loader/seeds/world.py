@@ -21,7 +21,7 @@ from gigl_loader.runtime.ranks.collectives import (
     decide_with_ranks,
     gather_from_ranks,
 )
-from gigl_loader.sources.seeds import SHARDS, SeedSummary, check_same_seeds
+from gigl_loader.sources.seed_checks import SHARDS, SeedSummary, check_same_seeds
 
 logger = logging.getLogger(__name__)
 

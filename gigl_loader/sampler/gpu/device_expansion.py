@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from gigl_loader.batch.message import BatchTicket
-from gigl_loader.dataset.partition.view import Owner
+from gigl_loader.dataset.partition.partition_view import Owner
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.segments import Array
-from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
+from gigl_loader.sampler.batch_bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.gpu.device_graph import DeviceGraph, HopRequest
 from gigl_loader.sampler.gpu.device_kernels import DeviceLabels, HopEdges, TorchKernels, TypedPlaces
 from gigl_loader.sampler.plan import Draw, SamplingPlan

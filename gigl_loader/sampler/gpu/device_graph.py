@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from gigl_loader.dataset.partition.view import (
+from gigl_loader.dataset.partition.partition_view import (
     Adjacency,
     Matrix,
     Owner,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.partition.view import Adjacency, TimeOrder
+from gigl_loader.dataset.partition.partition_view import Adjacency, TimeOrder
 from gigl_loader.sampler.gpu.torch_numbers import exponentials, row_keys, units
 from gigl_loader.sampler.plan import Draw
 

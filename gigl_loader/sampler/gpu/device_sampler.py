@@ -45,12 +45,13 @@ from gigl_loader.batch.message import (
     SampleMessage,
     key,
 )
-from gigl_loader.dataset.partition.view import Matrix, Owner, owner_of
+from gigl_loader.dataset.partition.partition_view import Matrix, Owner, owner_of
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
 from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.sizes import size_in_words
-from gigl_loader.sampler.bounds import BATCHES_HELD
+from gigl_loader.sampler.batch_bounds import BATCHES_HELD
+from gigl_loader.sampler.gpu.cuda_graphs import Replays
 from gigl_loader.sampler.gpu.device_expansion import (
     DeviceExpansion,
     DeviceRoots,
@@ -62,7 +63,6 @@ from gigl_loader.sampler.gpu.device_expansion import (
 from gigl_loader.sampler.gpu.device_graph import DeviceGraph, LocalDeviceGraph, rows_of
 from gigl_loader.sampler.gpu.device_kernels import DeviceLabels, TorchKernels, TypedPlaces
 from gigl_loader.sampler.gpu.kept_rows import KeptRows
-from gigl_loader.sampler.gpu.replays import Replays
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
 

@@ -19,7 +19,13 @@ import numpy as np
 from torch import Tensor
 
 from gigl_loader.batch.device.device_memory import DeviceMemory
-from gigl_loader.dataset.partition.view import Matrix, Owner, PartitionView, Rows, owner_of
+from gigl_loader.dataset.partition.partition_view import (
+    Matrix,
+    Owner,
+    PartitionView,
+    Rows,
+    owner_of,
+)
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.gpu.device_kernels import TorchKernels
 from gigl_loader.sampler.row_cache.cache import RowCache

@@ -14,14 +14,13 @@ from gigl_loader.batch.message import (
     BatchTicket,
     key,
 )
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.expansion import EdgeCollector, Sampled
 from gigl_loader.sampler.kernels import ppr_kernels as kernels
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import SUBGRAPH_KIND, NeighborSampler
 from gigl_loader.sampler.options import PPRSamplerOptions
 from gigl_loader.sampler.plan import (
@@ -35,6 +34,7 @@ from gigl_loader.sampler.plan import (
 )
 from gigl_loader.sampler.ppr.ppr_push import ForwardPush, Neighbourhood, SeedScores
 from gigl_loader.sampler.roots import EdgeFilter, MakeRoots
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 
 _AROUND = {kind.name: kind for kind in (ANCHOR_KIND, EDGE_KIND, SUBGRAPH_KIND)}
 """Samplers at whose roots pushes may start, by the name that travels."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.partition.view import Matrix, Owner, Row
+from gigl_loader.dataset.partition.partition_view import Matrix, Owner, Row
 from gigl_loader.runtime.memory.mutex import Mutex
 from gigl_loader.runtime.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.sampler.row_cache import kernels

@@ -27,7 +27,7 @@ import numpy as np
 
 from gigl_loader.batch.message import BatchTicket, Field
 from gigl_loader.dataset.cache_options import CacheOptions
-from gigl_loader.dataset.partition.view import A, Matrix, Owner, Row, owner_of
+from gigl_loader.dataset.partition.partition_view import A, Matrix, Owner, Row, owner_of
 from gigl_loader.runtime.memory.segments import Array, storage_dtype
 from gigl_loader.sampler.row_cache.cache import RowCache
 from gigl_loader.sampler.row_cache.tables import WINDOW, CacheMemory

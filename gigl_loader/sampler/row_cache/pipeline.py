@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from gigl_loader.batch.message import Field
-from gigl_loader.dataset.partition.view import Matrix, Owner, PartitionView
+from gigl_loader.dataset.partition.partition_view import Matrix, Owner, PartitionView
 from gigl_loader.runtime.memory.segments import Array, nbytes_of, storage_dtype
 from gigl_loader.sampler.plan import RowPeers
 from gigl_loader.sampler.row_cache.cache import RowCache

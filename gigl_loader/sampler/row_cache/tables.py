@@ -16,7 +16,7 @@ from typing import Any, Generic
 
 import numpy as np
 
-from gigl_loader.dataset.partition.view import (
+from gigl_loader.dataset.partition.partition_view import (
     ROW_KINDS,
     A,
     Book,

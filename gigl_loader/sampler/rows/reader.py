@@ -12,7 +12,13 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from gigl_loader.dataset.partition.view import Adjacency, Book, PartitionView, Rows, TimeOrder
+from gigl_loader.dataset.partition.partition_view import (
+    Adjacency,
+    Book,
+    PartitionView,
+    Rows,
+    TimeOrder,
+)
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ProtocolError
 from gigl_loader.runtime.memory import read_ahead

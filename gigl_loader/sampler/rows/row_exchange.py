@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.batch.message import EDGE, NODE, ROWS, ROWS_OF, Field
-from gigl_loader.dataset.partition.view import Book, PartitionView, Rows
+from gigl_loader.dataset.partition.partition_view import Book, PartitionView, Rows
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.runtime.memory import read_ahead

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.partition.view import Adjacency, Matrix, Owner, TimeOrder
+from gigl_loader.dataset.partition.partition_view import Adjacency, Matrix, Owner, TimeOrder
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.sampler.gpu.device_graph import LocalDeviceGraph

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from gigl_loader.batch.message import Field
 from gigl_loader.batch.slots import layout_of, write_fields
 from gigl_loader.dataset.identity import holders_of
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.errors import (
     ConfigError,
     PeerError,

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gigl_loader.batch.device.device_memory import DeviceMemory, LentTensors
 from gigl_loader.batch.message import Field
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, ProtocolError
 from gigl_loader.runtime.memory.segments import Array, align, nbytes_of
 from gigl_loader.runtime.ranks.collectives import backends_of

@@ -36,7 +36,7 @@ from torch import Tensor
 from gigl_loader.batch.device.device_memory import DeviceMemory, LentTensors
 from gigl_loader.batch.leases import own_messages
 from gigl_loader.batch.message import AT_ONCE_EPOCH, Attempt, BatchTicket, Received, SampleMessage
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.errors import ConfigError, SamplingError
 from gigl_loader.runtime.memory.tensors import each_tensor
@@ -64,7 +64,7 @@ from gigl_loader.sources.in_process.in_process_source import (
 )
 from gigl_loader.sources.in_process.partitioned_graph import PartitionedGraph, words_of
 from gigl_loader.sources.sampled_input import sampling_view
-from gigl_loader.sources.start_turns import WorkerTurns
+from gigl_loader.sources.staggered_start import WorkerTurns
 
 logger = logging.getLogger(__name__)
 

@@ -43,10 +43,10 @@ from gigl_loader.runtime.glt_classes import NodeSamplerInput, SamplingConfig
 from gigl_loader.runtime.memory import tensors
 from gigl_loader.runtime.ranks.collectives import gather_from_ranks
 from gigl_loader.runtime.threads import new_thread
-from gigl_loader.sampler.kinds import sampled_fields
 from gigl_loader.sampler.options import SamplerOptions, SourceOptions
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SeedInput
 from gigl_loader.sampler.rows.row_exchange import LaterPeers, LaterRows
+from gigl_loader.sampler.sampler_kinds import sampled_fields
 from gigl_loader.sources.batch_source import LINGER_S
 from gigl_loader.sources.in_process.collective import (
     BROKEN_OFF,
@@ -64,7 +64,7 @@ from gigl_loader.sources.sampled_input import (
     sampler_kind,
     sampling_view,
 )
-from gigl_loader.sources.start_turns import WorkerTurns
+from gigl_loader.sources.staggered_start import WorkerTurns
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.batch.device.device_memory import DeviceMemory
-from gigl_loader.dataset.partition.view import (
+from gigl_loader.dataset.partition.partition_view import (
     ROW_KINDS,
     Book,
     Matrix,

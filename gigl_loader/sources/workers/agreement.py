@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.identity import check_enough, check_held
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.runtime.decoding import analysed
 from gigl_loader.runtime.glt_classes import get_context
@@ -35,7 +35,7 @@ from gigl_loader.runtime.transport import Mode, Security
 from gigl_loader.sampler.options import SourceOptions, may_be_one_machine, reads_same_memory
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.sampler.row_cache.look_ahead import AheadMemory, DrawnAhead, LookAhead
-from gigl_loader.sampler.row_cache.machine import MachineRows, name_of_rows, shared_memory
+from gigl_loader.sampler.row_cache.machine_cache import MachineRows, name_of_rows, shared_memory
 from gigl_loader.sampler.row_cache.tables import RowTables
 from gigl_loader.sources.workers import pipe
 from gigl_loader.sources.workers.peers import (

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,

@@ -36,13 +36,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
-from gigl_loader.dataset.partition.view import A, PartitionView
+from gigl_loader.dataset.partition.partition_view import A, PartitionView
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.transport import SILENCE_S
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.sampler.plan import SamplingPlan, SeedInput
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.workers.peers import Access
 
 STREAM_AHEAD = 0

@@ -52,7 +52,7 @@ from gigl_loader.sources.sampled_input import (
     sampling_view,
     seed_or_drawn,
 )
-from gigl_loader.sources.start_turns import WorkerTurns
+from gigl_loader.sources.staggered_start import WorkerTurns
 from gigl_loader.sources.workers.agreement import Agreement
 from gigl_loader.sources.workers.job_turns import JobTurns
 from gigl_loader.sources.workers.pipe import Plugins, WorkerSetup, main_path_of, pickled

@@ -3,7 +3,7 @@
 Each process publishes values under keys and gathers those of the others; a failure of one ends the
 waits of all, with its reason. Ranks of a training job meet in the store of their process group
 (`StoreRendezvous`). Storage servers meet at the first of them, over connections that may be
-encrypted (`gigl_loader.graph_store.server.server_rendezvous`). A process that is alone has nothing
+encrypted (`gigl_loader.graph_store.server.rendezvous_host`). A process that is alone has nothing
 to agree on and no rendezvous.
 
 Values are bytes in a format that the caller chooses. Nothing is unpickled.

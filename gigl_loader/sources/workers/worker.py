@@ -26,13 +26,12 @@ from typing import Any
 
 from gigl_loader.batch.message import Attempt, BatchTicket
 from gigl_loader.batch.slots import SlotWriter, Written
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.runtime.memory import read_ahead
 from gigl_loader.runtime.memory.same_host import Offer, read_offers
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.threads import new_thread
-from gigl_loader.sampler.kinds import sampled_fields
 from gigl_loader.sampler.plan import Peers, Sampler, SampleRequest
 from gigl_loader.sampler.row_cache.cache import RowCache
 from gigl_loader.sampler.row_cache.look_ahead import (
@@ -45,6 +44,7 @@ from gigl_loader.sampler.row_cache.look_ahead import (
 from gigl_loader.sampler.row_cache.pipeline import NOT_PLANNED, Pipeline
 from gigl_loader.sampler.rows.reader import Scratch
 from gigl_loader.sampler.rows.row_exchange import LaterPeers, rows_apart
+from gigl_loader.sampler.sampler_kinds import sampled_fields
 from gigl_loader.sources.workers import pipe
 from gigl_loader.sources.workers.peers import Assignment, PartitionServer, PeerClient
 from gigl_loader.sources.workers.pipe import Plugins, WorkerSetup

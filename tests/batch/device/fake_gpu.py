@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader.batch.device.copy_engine import TorchBackend
+from gigl_loader.batch.device.copy_stream import TorchBackend
 from gigl_loader.batch.device.prefetch import CopyEngine
 
 ON_THE_FAKE_GPU = "is_on_the_fake_gpu"  # set on a tensor that lies there

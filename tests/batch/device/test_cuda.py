@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.batch.device.copy_engine import TorchBackend
+from gigl_loader.batch.device.copy_stream import TorchBackend
 from gigl_loader.batch.device.prefetch import CopyAhead, CopyEngine, DevicePrefetcher
 from gigl_loader.runtime.memory.pinned import PinMemoryError, PinnedRange
 from gigl_loader.runtime.memory.segments import create_memfd, map_fd, unmap

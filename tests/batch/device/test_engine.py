@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 
-from gigl_loader.batch.device.copy_engine import CopyEngine, TorchBackend, full_device, plain_parts
+from gigl_loader.batch.device.copy_stream import CopyEngine, TorchBackend, full_device, plain_parts
 from gigl_loader.batch.device.device_memory import DeviceMemory
 from gigl_loader.batch.device.prefetch import DevicePrefetcher, copy_message
 from gigl_loader.errors import ConfigError

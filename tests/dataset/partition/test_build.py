@@ -13,7 +13,7 @@ from gigl_loader.dataset.partition.build import (
     make_rows,
     owned_ids,
 )
-from gigl_loader.dataset.partition.view import Adjacency
+from gigl_loader.dataset.partition.partition_view import Adjacency
 
 
 @given(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.dataset.partition.adjacency import all_edges, edges_of, kept_edges
-from gigl_loader.dataset.partition.view import Adjacency
+from gigl_loader.dataset.partition.partition_view import Adjacency
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=6), st.integers(0, 3), st.data())

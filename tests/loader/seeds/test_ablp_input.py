@@ -9,7 +9,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.seeds.ablp_input import link_inputs
-from gigl_loader.sources.remote_dataset import ABLPInputNodes
+from gigl_loader.sources.remote_interface import ABLPInputNodes
 
 BUYS, KNOWS = ("u", "buys", "i"), ("u", "knows", "u")
 POSITIVE, NEGATIVE = (

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.conditions import SetConstants
 
-from gigl_loader.dataset.partition.view import Rows
+from gigl_loader.dataset.partition.partition_view import Rows
 from gigl_loader.runtime.memory import read_ahead
 from gigl_loader.runtime.memory.segments import MappedFile, mapped_file_at
 from gigl_loader.runtime.memory.tensors import map_file

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.conditions import no_descriptors_but
 
-from gigl_loader.dataset.partition.view import Adjacency, PartitionView
+from gigl_loader.dataset.partition.partition_view import Adjacency, PartitionView
 from gigl_loader.errors import ProtocolError
 from gigl_loader.runtime.memory import same_host, segments
 from gigl_loader.runtime.memory.same_host import (

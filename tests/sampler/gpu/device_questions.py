@@ -8,7 +8,12 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from gigl_loader.dataset.partition.view import Adjacency, PartitionView, TimeOrder, keys_of
+from gigl_loader.dataset.partition.partition_view import (
+    Adjacency,
+    PartitionView,
+    TimeOrder,
+    keys_of,
+)
 from gigl_loader.sampler.gpu.device_kernels import DeviceDraw, TorchKernels
 from gigl_loader.sampler.gpu.torch_numbers import signed
 from gigl_loader.sampler.plan import Draw, TreesAndTimes

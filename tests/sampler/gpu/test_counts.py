@@ -19,7 +19,7 @@ from torch_geometric.data import HeteroData
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.batch.device.device_memory import DeviceMemory
 from gigl_loader.commands.capacity.needs import SHIPPED, Costs
-from gigl_loader.sampler.bounds import batch_bounds
+from gigl_loader.sampler.batch_bounds import batch_bounds
 from gigl_loader.testing import run_ranks
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "gpu.md"

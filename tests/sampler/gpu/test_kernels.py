@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import examples
 
-from gigl_loader.dataset.partition.view import Adjacency, TimeOrder
+from gigl_loader.dataset.partition.partition_view import Adjacency, TimeOrder
 from gigl_loader.runtime import compiled
 from gigl_loader.sampler.gpu import warp_kernels
 from gigl_loader.sampler.gpu.device_kernels import DeviceLabels, TorchKernels, TypedPlaces

@@ -17,7 +17,7 @@ from gigl_loader.commands.capacity.needs import CONCURRENCY
 from gigl_loader.commands.plan import main
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.sampler.bounds import BATCHES_HELD
+from gigl_loader.sampler.batch_bounds import BATCHES_HELD
 from gigl_loader.sampler.gpu import device_expansion, warp_kernels
 from gigl_loader.sampler.gpu.device_expansion import DeviceExpansion
 from gigl_loader.sampler.gpu.device_graph import LocalDeviceGraph

@@ -11,7 +11,7 @@ from device_waits import waits_counted
 from gigl_loader import DistABLPLoader
 from gigl_loader.batch import splitting
 from gigl_loader.batch.message import stays_on_host
-from gigl_loader.loader.options import pad_keyword
+from gigl_loader.loader.options import pad_shape
 
 SIZES: dict[str, dict[str, Any]] = {
     "nodes": {"nodes": 40, "edges": 41},
@@ -33,7 +33,7 @@ def test_the_host_waits_for_counts_alone(name: str, monkeypatch: pytest.MonkeyPa
         found.append((len(parts), waits))
         return parts
 
-    monkeypatch.setattr(pad_keyword, "parts_of", counting)
+    monkeypatch.setattr(pad_shape, "parts_of", counting)
     case = cases.CASES[name]
     dataset = case.partition(0, 1)
     dataset.max_labels_per_anchor_node = 1 if case.kind is DistABLPLoader else None

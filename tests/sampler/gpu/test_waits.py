@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as ShapeOfValues
 
-from gigl_loader.dataset.partition.view import Adjacency, TimeOrder
+from gigl_loader.dataset.partition.partition_view import Adjacency, TimeOrder
 from gigl_loader.sampler.gpu.device_graph import edge_ids_at
 from gigl_loader.sampler.gpu.device_kernels import (
     DeviceDraw,

@@ -11,7 +11,7 @@ import pytest
 import torch
 import warp as wp
 
-from gigl_loader.dataset.partition.view import Adjacency
+from gigl_loader.dataset.partition.partition_view import Adjacency
 from gigl_loader.sampler.gpu import warp_kernels
 from gigl_loader.sampler.gpu.device_kernels import (
     DeviceDraw,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.runtime.memory.tensors import each_tensor
 from gigl_loader.sampler.gpu.device_graph import LocalDeviceGraph

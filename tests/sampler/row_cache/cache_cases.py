@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.partition.view import Owner
+from gigl_loader.dataset.partition.partition_view import Owner
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.runtime.memory.segments import array_in, nbytes_of
 from gigl_loader.sampler.plan import SamplingPlan

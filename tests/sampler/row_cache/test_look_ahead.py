@@ -3,7 +3,7 @@
 import numpy as np
 
 from gigl_loader.dataset.cache_options import CacheOptions
-from gigl_loader.dataset.partition.view import Owner
+from gigl_loader.dataset.partition.partition_view import Owner
 from gigl_loader.sampler.row_cache.cache import RowCache
 from gigl_loader.sampler.row_cache.look_ahead import DrawnAhead, LookAhead
 from gigl_loader.sampler.row_cache.tables import RowTable

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from cache_cases import OWNER, one_table
 
-from gigl_loader.dataset.partition.view import owner_of
+from gigl_loader.dataset.partition.partition_view import owner_of
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.sampler.row_cache.tables import RowTables, make_tables, segment_bytes

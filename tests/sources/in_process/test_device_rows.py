@@ -17,7 +17,7 @@ from gigl_loader.runtime.ranks.collectives import backends_of, exchanged_on
 from gigl_loader.sources.in_process.collective import CollectivePeers, host_backend
 from gigl_loader.sources.in_process.device_rows import backend_for, device_group
 from gigl_loader.sources.in_process.device_source import PartitionedSource, PlacedSource
-from gigl_loader.sources.start_turns import WorkerTurns
+from gigl_loader.sources.staggered_start import WorkerTurns
 from gigl_loader.testing import run_ranks
 
 pytestmark = pytest.mark.usefixtures("starts_no_workers")

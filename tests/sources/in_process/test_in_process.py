@@ -23,7 +23,7 @@ from gigl_loader import (
 )
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sources.in_process.in_process_source import wait_for_lanes
-from gigl_loader.sources.start_turns import WorkerTurns
+from gigl_loader.sources.staggered_start import WorkerTurns
 from gigl_loader.testing import check_same_batches, run_ranks
 
 

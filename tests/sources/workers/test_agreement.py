@@ -19,10 +19,10 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.runtime.transport import Mode, Security
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE, SourceOptions
-from gigl_loader.sampler.row_cache.machine import name_of_rows
-from gigl_loader.sources import start_turns
+from gigl_loader.sampler.row_cache.machine_cache import name_of_rows
+from gigl_loader.sources import staggered_start
 from gigl_loader.sources.sampled_input import make_plan
-from gigl_loader.sources.start_turns import LeaderTurns, WorkerTurns
+from gigl_loader.sources.staggered_start import LeaderTurns, WorkerTurns
 from gigl_loader.sources.workers import agreement, pipe
 from gigl_loader.sources.workers.agreement import Agreement
 from gigl_loader.sources.workers.rendezvous import StoreRendezvous
@@ -346,7 +346,7 @@ def test_partitions_that_no_rank_has_are_named() -> None:
 def test_a_long_wait_for_ones_turn_is_said(
     caplog: pytest.LogCaptureFixture, constants: SetConstants
 ) -> None:
-    constants(start_turns, _LONG_S=0.1)
+    constants(staggered_start, _LONG_S=0.1)
     for gap_s, level in ((0.1, "WARNING"), (0.01, "INFO")):
         with caplog.at_level("INFO"):
             WorkerTurns(local_rank=1, local_world_size=2, gap_s=gap_s).wait(_waits_for_nobody)

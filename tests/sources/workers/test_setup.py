@@ -14,9 +14,9 @@ import pytest
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.transport import SILENCE_S
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.sampler.plan import SeedInput
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.workers.pipe import Plugins, WorkerSetup, main_path_of, pickled
 
 GUARDED = 'def start(number): ...\n\n\nif __name__ == "__main__":\n    print("the job")\n'

@@ -28,8 +28,8 @@ from gigl_loader.batch.message import (
 from gigl_loader.batch.slots import Written
 from gigl_loader.runtime.memory import segments, tensors
 from gigl_loader.runtime.transport import Security, sockets
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.plan import Field
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.workers import pipe
 from gigl_loader.sources.workers import worker as module
 from gigl_loader.sources.workers.peers import Access

@@ -26,10 +26,9 @@ import torch
 from gigl_loader.batch.message import BATCH, Attempt
 from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.graph_store.client import (
-    absences,
     batch_fetcher,
     compute_process,
     connection,
@@ -38,6 +37,7 @@ from gigl_loader.graph_store.client import (
     receiving_channel,
     remote_source,
     row_requests,
+    server_outages,
     storage_cluster,
 )
 from gigl_loader.graph_store.client.remote_source import RemoteSource
@@ -47,7 +47,7 @@ from gigl_loader.graph_store.server import (
     leader,
     presence,
     producer_table,
-    server_rendezvous,
+    rendezvous_host,
     service,
     shared_producer,
     storage_process,
@@ -59,14 +59,14 @@ from gigl_loader.graph_store.wire import membership
 from gigl_loader.graph_store.wire.signatures import DistServer
 from gigl_loader.loader.epochs import iterator
 from gigl_loader.loader.epochs.epoch import EpochProgress, LoaderStats
-from gigl_loader.loader.options import sampling_options
+from gigl_loader.loader.options import glt_config
 from gigl_loader.loader.seeds import world as loader_world
 from gigl_loader.loader.seeds.world import WorldShare, check_same_start
 from gigl_loader.runtime.transport import Security
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sampler.row_cache import tables
-from gigl_loader.sources import sampled_input, start_turns
-from gigl_loader.sources.start_turns import WorkerTurns
+from gigl_loader.sources import sampled_input, staggered_start
+from gigl_loader.sources.staggered_start import WorkerTurns
 from gigl_loader.sources.workers import agreement, producer, recovery, tasks
 from gigl_loader.testing import TinyGraph
 from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
@@ -79,7 +79,7 @@ from support.simulation.workers import SimulatedMemory, SimulatedPool
 from support.simulation.world import Process, World
 
 _MODULES = (
-    absences,
+    server_outages,
     agreement,
     batch_fetcher,
     batch_sender,
@@ -98,11 +98,11 @@ _MODULES = (
     recovery,
     row_requests,
     sampled_input,
-    server_rendezvous,
+    rendezvous_host,
     service,
     shared_producer,
     remote_source,
-    start_turns,
+    staggered_start,
     storage_cluster,
     storage_process,
     tables,
@@ -554,7 +554,7 @@ class SimulatedJob:
 
 
 def _config(graph: DistDataset, size: Size) -> SamplingConfig:
-    return sampling_options.create_sampling_config(
+    return glt_config.create_sampling_config(
         [10, 5],
         graph.schema,
         batch_size=1,

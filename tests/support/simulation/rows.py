@@ -55,7 +55,8 @@ class _WithoutMarks(DrawnAhead):
 def _own_memory(tables: dict[Any, Any], _: Any = None) -> Any:
     """Return memory of this process with a new cache, without descriptors.
 
-    Stands in for `gigl_loader.sampler.row_cache.machine.memory_for`: each rank keeps its own rows.
+    Stands in for `gigl_loader.sampler.row_cache.machine_cache.memory_for`: each rank keeps its own
+    rows.
     """
     return SimpleNamespace(rows=RowCache.private(tables))
 

@@ -1,6 +1,6 @@
 """GiGL's ``gigl.distributed.graph_store.compute``."""
 
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 from gigl_loader.graph_store import (
     async_request_server,
     init_compute_process,

@@ -1,6 +1,6 @@
 """GiGL's ``gigl.distributed.graph_store.dist_server``."""
 
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 from gigl_loader.graph_store import DistServer
 
 __all__ = ["DistServer"]

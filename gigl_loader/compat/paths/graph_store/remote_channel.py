@@ -1,6 +1,6 @@
 """GiGL's ``gigl.distributed.graph_store.remote_channel``."""
 
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 from gigl_loader.graph_store import RemoteReceivingChannel
 
 __all__ = ["RemoteReceivingChannel"]

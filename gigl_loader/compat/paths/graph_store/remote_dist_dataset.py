@@ -1,7 +1,7 @@
 """GiGL's ``gigl.distributed.graph_store.remote_dist_dataset``."""
 
 from gigl_loader import RemoteDistDataset
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 
 __all__ = ["RemoteDistDataset"]
 

@@ -1,6 +1,6 @@
 """GiGL's ``gigl.distributed.graph_store.storage_utils``."""
 
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 from gigl_loader.graph_store import build_storage_dataset, run_storage_server
 
 __all__ = ["build_storage_dataset", "run_storage_server"]

@@ -11,6 +11,7 @@ from gigl_loader import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
+from gigl_loader.compat.advice import advise
 from gigl_loader.compat.gigl_types import (
     label_edge_type_to_message_passing_edge_type,
     reverse_edge_type,
@@ -19,7 +20,6 @@ from gigl_loader.compat.gigl_types import (
     to_heterogeneous_node,
     to_homogeneous,
 )
-from gigl_loader.compat.names import advise
 
 __all__ = [
     "DEFAULT_HOMOGENEOUS_EDGE_TYPE",

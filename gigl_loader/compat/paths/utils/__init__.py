@@ -1,6 +1,6 @@
 """Old public path of helpers for scripts, and GiGL's ``gigl.distributed.utils``."""
 
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 from gigl_loader.compat.utils import (
     GraphStoreInfo,
     get_available_device,

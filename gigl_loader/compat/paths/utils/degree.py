@@ -1,6 +1,6 @@
 """GiGL's ``gigl.distributed.utils.degree``."""
 
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 from gigl_loader.dataset.degrees import compute_and_broadcast_degree_tensor
 
 __all__ = ["compute_and_broadcast_degree_tensor"]

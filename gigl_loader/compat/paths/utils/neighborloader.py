@@ -1,7 +1,7 @@
 """GiGL's ``gigl.distributed.utils.neighborloader``."""
 
 from gigl_loader import DatasetSchema
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 
 __all__ = ["DatasetSchema"]
 

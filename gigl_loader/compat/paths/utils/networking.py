@@ -1,6 +1,6 @@
 """GiGL's ``gigl.distributed.utils.networking``."""
 
-from gigl_loader.compat.names import advise
+from gigl_loader.compat.advice import advise
 from gigl_loader.compat.utils import (
     get_free_port,
     get_free_ports,

@@ -24,7 +24,7 @@ from gigl_loader.runtime.glt_classes import (
 from gigl_loader.runtime.memory.pinned import PinMemoryError, PinnedRange
 from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.sampler.options import PPRSamplerOptions, SamplerOptions
-from gigl_loader.sources.remote_dataset import RemoteDataset, server_worker_options
+from gigl_loader.sources.remote_interface import RemoteDataset, server_worker_options
 from gigl_loader.sources.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)

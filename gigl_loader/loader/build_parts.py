@@ -20,10 +20,10 @@ from gigl_loader.loader.deployment.job_ranks import (
     runtime_or_alone,
 )
 from gigl_loader.loader.deployment.process_role import remote_source
+from gigl_loader.loader.options.glt_config import NO_PORT, graph_store_options
 from gigl_loader.loader.options.loader_options import LoaderOptions
-from gigl_loader.loader.options.pad_keyword import make_padding
-from gigl_loader.loader.options.sampling_options import NO_PORT, graph_store_options
-from gigl_loader.loader.options.start_line import (
+from gigl_loader.loader.options.pad_shape import make_padding
+from gigl_loader.loader.options.start_log import (
     GAVE_BATCH_SIZE,
     local_seeds,
     log_slips,
@@ -44,8 +44,8 @@ from gigl_loader.runtime.glt_classes import (
     SamplingConfig,
 )
 from gigl_loader.runtime.ranks.collectives import end_group
-from gigl_loader.sampler.kinds import SamplerKind
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.batch_source import BatchSource
 from gigl_loader.sources.in_process.device_source import DeviceSource, PartitionedSource
 from gigl_loader.sources.in_process.in_process_source import InProcessSource

@@ -8,7 +8,7 @@ from torch_geometric.sampler import NumNeighbors
 
 from gigl_loader import ConfigError
 from gigl_loader.dataset.schema import DatasetSchema, FeatureInfo, message_passing_to_positive_label
-from gigl_loader.loader.options.sampling_options import (
+from gigl_loader.loader.options.glt_config import (
     check_workers,
     checked_function,
     create_colocated_worker_options,

@@ -15,10 +15,10 @@ import torch_geometric.loader as pyg
 from gigl_loader import ConfigError, DistABLPLoader, DistLinkNeighborLoader, DistNeighborLoader
 from gigl_loader.errors import WrongTypeError
 from gigl_loader.loader.node_loader import DistSubGraphLoader
-from gigl_loader.loader.options.keywords import ANSWERS, CHANGE_NOTHING, DEPRECATED, KEYWORDS
 from gigl_loader.loader.options.loader_options import AllKeywords, LoaderKeywords, LoaderOptions
+from gigl_loader.loader.options.signatures import ANSWERS, CHANGE_NOTHING, DEPRECATED, KEYWORDS
 from gigl_loader.sampler.options import ExpansionOptions
-from gigl_loader.sources.remote_dataset import RemoteDataset
+from gigl_loader.sources.remote_interface import RemoteDataset
 from gigl_loader.testing import TinyGraph
 
 ENTRY = re.compile(r"^ {4}(\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)

@@ -1,6 +1,6 @@
 """What other libraries' loaders have and ours do not: each is answered by name.
 
-The keywords of other loaders are in `gigl_loader.loader.options.keywords`.
+The keywords of other loaders are in `gigl_loader.loader.options.signatures`.
 """
 
 import sys

@@ -20,9 +20,9 @@ from gigl_loader import (
     GraphStoreInfo,
     UsageError,
 )
+from gigl_loader.loader.build_parts import is_remote, remote_arguments
 from gigl_loader.loader.deployment.job_ranks import DistributedRuntimeInfo, from_addresses
-from gigl_loader.loader.loader_parts import is_remote, remote_arguments
-from gigl_loader.loader.options import start_line
+from gigl_loader.loader.options import start_log
 from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.loader.seeds import seed_input
 from gigl_loader.loader.seeds.seed_input import (
@@ -33,7 +33,7 @@ from gigl_loader.loader.seeds.seed_input import (
     weighted_types,
 )
 from gigl_loader.sources.sampled_input import check_columns
-from gigl_loader.sources.seeds import SeedSummary
+from gigl_loader.sources.seed_checks import SeedSummary
 from gigl_loader.testing import TinyGraph
 
 GRAPH = TinyGraph.random(12, 40)
@@ -238,7 +238,7 @@ def test_a_graph_store_needs_the_process_group_that_joined_it(
 
 
 def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.name.endswith("start_line")]
+    return [one.getMessage() for one in caplog.records if one.name.endswith("start_log")]
 
 
 def test_the_log_says_what_a_loader_samples(caplog: pytest.LogCaptureFixture) -> None:
@@ -294,9 +294,9 @@ def test_more_workers_than_cpus_are_worth_a_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpus = 4
-    monkeypatch.setattr(start_line, "usable_cpus", lambda: cpus)
+    monkeypatch.setattr(start_log, "usable_cpus", lambda: cpus)
     for workers, ranks in ((4, 1), (2, 2), (5, 1), (3, 2)):
-        start_line.log_workers(workers, ranks)
+        start_log.log_workers(workers, ranks)
     assert [one.split(":")[0] for one in _lines(caplog)] == [
         "num_workers=5, and this machine has 4 CPUs for them",
         "num_workers=3 on each of 2 ranks, and this machine has 4 CPUs for them",

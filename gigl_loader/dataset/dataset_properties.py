@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset import degrees
-from gigl_loader.dataset.by_type import Counts, EdgeInfo, NodeIds, NodeInfo, SplitIds
 from gigl_loader.dataset.format.mapped_reader import OriginalIds
 from gigl_loader.dataset.from_pyg.split_ids import names_of
 from gigl_loader.dataset.identity import GraphIdentity
+from gigl_loader.dataset.one_or_by_type import Counts, EdgeInfo, NodeIds, NodeInfo, SplitIds
 from gigl_loader.dataset.partition.adjacency import edges_of
 from gigl_loader.dataset.partition.build import owned_ids
 from gigl_loader.dataset.partition.checks import check_count, count_not_numbers
-from gigl_loader.dataset.partition.view import PartitionView, Rows
+from gigl_loader.dataset.partition.partition_view import PartitionView, Rows
 from gigl_loader.dataset.schema import (
     COMMUNITY,
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -41,7 +41,7 @@ _MOST_BYTES, _ROWS_AT_A_TIME = 4 << 30, 1 << 16
 _NO_TABLES = "this graph was not made of tables: its ids are those it was given"
 
 
-class PartitionFacts:
+class DatasetProperties:
     """The properties of a `gigl_loader.DistDataset`; that class holds the data."""
 
     num_partitions: int

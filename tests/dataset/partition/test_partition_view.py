@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gigl_loader.dataset.partition.view import Adjacency, Book, Rows
+from gigl_loader.dataset.partition.partition_view import Adjacency, Book, Rows
 
 
 @pytest.mark.parametrize("ids", [[], [0], [2, 4, 3], [4, 5], [9, 5], [1, 2], [2, 9, 4]])

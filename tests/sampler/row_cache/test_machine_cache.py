@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from gigl_loader.dataset.cache_options import CacheOptions
-from gigl_loader.dataset.partition.view import Matrix, Owner, Row
+from gigl_loader.dataset.partition.partition_view import Matrix, Owner, Row
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import UsageError
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
-from gigl_loader.sampler.row_cache import machine
+from gigl_loader.sampler.row_cache import machine_cache
 from gigl_loader.sampler.row_cache.cache import RowCache
-from gigl_loader.sampler.row_cache.machine import (
+from gigl_loader.sampler.row_cache.machine_cache import (
     MachineRows,
     RowsClaim,
     memory_for,
@@ -170,7 +170,7 @@ def test_the_first_rank_decides_how_much_is_kept() -> None:
 
     def share(make) -> None:
         """Let another rank map the memory as soon as it is offered."""
-        others.append(MachineRows.of(msgspec.msgpack.decode(make(), type=machine.RowsOffer)))
+        others.append(MachineRows.of(msgspec.msgpack.decode(make(), type=machine_cache.RowsOffer)))
         assert others[0].cache(_tables(7)) is not None
 
     first = shared_memory(_tables(10), "first", share)
@@ -243,7 +243,7 @@ def test_ranks_agree_on_the_first_one_of_their_machine(monkeypatch: pytest.Monke
     offers = [rank.offer for rank in ranks]
     assert offers[0] is not None
     away = replace(offers[0], machine="another one")
-    firsts = machine.RowsOffer.firsts([None, *offers, away])
+    firsts = machine_cache.RowsOffer.firsts([None, *offers, away])
     assert firsts == [offers[0]], "of what nobody else wants nothing has to be said"
     memories = [rank.agreed(firsts) for rank in ranks]
     inodes = [memory.region.inode for memory in memories]

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.cache_options import CacheOptions
-from gigl_loader.dataset.partition.view import ROW_KINDS, PartitionView
+from gigl_loader.dataset.partition.partition_view import ROW_KINDS, PartitionView
 from gigl_loader.dataset.schema import is_in_batches
 from gigl_loader.errors import UsageError
 from gigl_loader.runtime.decoding import analysed

@@ -9,7 +9,7 @@ import torch
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.options.loader_options import LoaderOptions
-from gigl_loader.loader.options.pad_keyword import Padding, make_padding
+from gigl_loader.loader.options.pad_shape import Padding, make_padding
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND

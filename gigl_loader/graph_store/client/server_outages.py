@@ -8,8 +8,8 @@ MOST_RETURNS = 10
 again, for example because its memory is too small, would otherwise keep a job waiting for ever."""
 
 
-class Absences:
-    """The absences of servers during one task: a recovery, a call, the start of a loader.
+class ServerOutages:
+    """The outages of servers during one task: a recovery, a call, the start of a loader.
 
     ::
 

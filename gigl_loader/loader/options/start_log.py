@@ -14,7 +14,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, SPLITS
 from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.runtime.glt_classes import NodeSamplerInput
 from gigl_loader.runtime.system import usable_cpus
-from gigl_loader.sources.remote_dataset import FETCHED_AS
+from gigl_loader.sources.remote_interface import FETCHED_AS
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.draws import examples
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
+from gigl_loader.sampler.batch_bounds import BatchBounds, batch_bounds
 
 USER, ITEM = "user", "item"
 RATES, RATED, KNOWS = (USER, "rates", ITEM), (ITEM, "rated", USER), (USER, "knows", USER)
@@ -142,7 +142,7 @@ def test_all_neighbours_are_bounded_by_the_largest_degree_alone() -> None:
 
 
 def test_bounds_are_computed_without_torch() -> None:
-    code = "import sys, gigl_loader.sampler.bounds; print('torch' in sys.modules)"
+    code = "import sys, gigl_loader.sampler.batch_bounds; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from gigl_loader.errors import WrongTypeError
 from gigl_loader.loader.options.loader_options import LoaderOptions
-from gigl_loader.loader.options.start_line import GAVE_BATCH_SIZE
+from gigl_loader.loader.options.start_log import GAVE_BATCH_SIZE
 from gigl_loader.runtime.ranks.collectives import COULD_NOT_BUILD, report_failure_to_ranks
 from gigl_loader.sampler.options import ExpansionOptions
 

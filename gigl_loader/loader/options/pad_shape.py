@@ -17,11 +17,11 @@ from gigl_loader.dataset.schema import (
     reverse_edge_type,
 )
 from gigl_loader.errors import ConfigError
+from gigl_loader.loader.options.glt_config import BOUND, LARGER
 from gigl_loader.loader.options.loader_options import LoaderOptions
-from gigl_loader.loader.options.sampling_options import BOUND, LARGER
-from gigl_loader.sampler.bounds import BatchBounds, batch_bounds
-from gigl_loader.sampler.kinds import SamplerKind
+from gigl_loader.sampler.batch_bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.options import CustomSamplerOptions, ExpansionOptions, PPRSamplerOptions
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 
 
 @dataclass(frozen=True, kw_only=True)

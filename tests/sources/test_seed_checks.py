@@ -8,7 +8,7 @@ from support.draws import examples
 
 from gigl_loader import ConfigError
 from gigl_loader.batch.message import INPUT_ID, SEED_GROUP
-from gigl_loader.sources.seeds import SeedSummary, check_each_once, check_same_seeds
+from gigl_loader.sources.seed_checks import SeedSummary, check_each_once, check_same_seeds
 
 IDS = st.lists(st.integers(0, 40), max_size=12)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
-from gigl_loader.graph_store.server.server_rendezvous import (
+from gigl_loader.graph_store.server.rendezvous_host import (
     Gather,
     Gathered,
     Leave,

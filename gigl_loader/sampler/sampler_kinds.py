@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from gigl_loader.batch.message import NODE, Field
-from gigl_loader.dataset.partition.view import PartitionView
+from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.segments import Array
