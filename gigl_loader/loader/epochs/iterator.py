@@ -109,7 +109,7 @@ class EpochIterator:
     def _hand_out(self, parts: "_Parts") -> Data | HeteroData:
         """Return the next part of a batch; most have one."""
         began = time.perf_counter()
-        with record_function("gigl_loader.batch"):
+        with record_function("gigl_loader.collate"):
             batch = self._collate(parts.left[0])
         parts.collate_s += time.perf_counter() - began
         # Counted last, when only the user's code can still fail: a batch whose collating raised is

@@ -4,7 +4,7 @@ What runs as it is: joining and leaving (`remote.storage_process`, `jobs`, `stor
 rendezvous of the servers, producers and who leads their creation (`remote_source`, `service`), what
 servers agree on before their workers talk (`sources.workers.agreement`), the schedule of batches
 (`sources.workers.producer` and what it is made of, `shared_producer`), the channel, the epoch over
-all ranks (`loader.seeds.world`, `loader.epochs.epoch`), the saving of states, and how all of them
+all ranks (`loader.seeds.world`, `loader.epochs`), the saving of states, and how all of them
 go on after a server was lost; where a rank keeps rows, drawing ahead, what is kept by next use, and
 filling (`remote.filling_channel`, `rowcache`). What is modelled: the network, the answers with
 rows, the process group's collectives, workers (their time; a batch is its seeds), the model's step.
