@@ -127,7 +127,7 @@ FACES = {
     "batch": {
         # from a message to a batch, and its way to the device
         "collate": "Batch TRIPLET_ATTRIBUTES add_edge_labels add_labels batch_types to_data "
-        "to_hetero_data transformed with_widened_features",
+        "to_hetero_data transform_outputs with_widened_features",
         "device.copy_stream": "full_device",
         "device.device_memory": "DeviceMemory LentTensors",
         "device.prefetch": "CopyAhead CopyEngine DevicePrefetcher NOT_READY NotReady",

@@ -344,7 +344,7 @@ def _with_zeros(label: Tensor | None, num_edges: int, links: Tensor) -> Tensor:
 Transform = Callable[[Any], Any]
 
 
-def transformed(
+def transform_outputs(
     message: SampleMessage,
     transform: Transform,
     node_types: list[NodeType],

@@ -76,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.library is not None:
             _check_for_library(parser, args)
-            from gigl_loader.commands.partition_from import partition_foreign
+            from gigl_loader.commands.partition_from import partition_or_copy
 
-            print(partition_foreign(args))
+            print(partition_or_copy(args))
             return 0
         _check_count(args)
         nodes, edges, options = _tables(args)

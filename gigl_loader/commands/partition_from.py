@@ -25,7 +25,7 @@ from gigl_loader.partitioning.tables.spec import Method
 _READERS = {"dgl": read_dgl, "pyg": read_pyg, "gigl": read_gigl}
 
 
-def partition_foreign(args: argparse.Namespace) -> str:
+def partition_or_copy(args: argparse.Namespace) -> str:
     """Partition the graph of ``--from`` by the options of the command; return what was written."""
     if args.library == "glt":
         return _copy_glt(args)

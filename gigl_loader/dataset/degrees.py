@@ -104,7 +104,7 @@ def _added_up(own: dict[NodeType, Tensor], part: int | str, parts: Any) -> dict[
     summed = {}
     for node_type in sorted(longest):
         row = torch.zeros(longest[node_type], dtype=torch.long)
-        summed[node_type] = exchange.add_up(_sum_of(row, own.get(node_type)) if counts else row)
+        summed[node_type] = exchange.sum_values(_sum_of(row, own.get(node_type)) if counts else row)
     return _clamped(summed)
 
 

@@ -106,14 +106,14 @@ class Placement:
         view = replace(view, other_edges={})
         self._check_fits(view)
         self._pin(self._stays_on_host(view))
-        placed: PartitionView = each_tensor(view, self._moved)
+        placed: PartitionView = each_tensor(view, self._copy_on_device)
         return placed
 
     def nbytes(self, view: PartitionView) -> tuple[int, int]:
         """Return the bytes that ``view`` takes on the device, and of pinned host memory."""
         tensors: list[Tensor] = []
         each_tensor(view, tensors.append)
-        sizes = {_key(tensor): tensor.nbytes for tensor in tensors}
+        sizes = {_memory_of(tensor): tensor.nbytes for tensor in tensors}
         stays = self._stays_on_host(view)
         on_host = sum(size for name, size in sizes.items() if name in stays)
         return sum(sizes.values()) - on_host, on_host
@@ -126,7 +126,7 @@ class Placement:
             stays += [rows.values for kind in _ROWS for rows in getattr(view, kind).values()]
         if self.edges == "host":
             stays += [tensor for a in view.adjacency.values() for tensor in (a.indices, a.edge_ids)]
-        return {_key(tensor): tensor for tensor in stays if tensor is not None}
+        return {_memory_of(tensor): tensor for tensor in stays if tensor is not None}
 
     def _check_fits(self, view: PartitionView) -> None:
         if self.device.type != "cuda":
@@ -150,13 +150,13 @@ class Placement:
         self._ranges += ranges
         self._copies.update(zip(new, zip(new.values(), placed, strict=True), strict=True))
 
-    def _moved(self, tensor: Tensor) -> Tensor:
-        key = _key(tensor)
+    def _copy_on_device(self, tensor: Tensor) -> Tensor:
+        key = _memory_of(tensor)
         if key not in self._copies:
             # with its source, whose address is the key
             self._copies[key] = tensor, tensor.to(self.device, copy=True)
         return self._copies[key][1]
 
 
-def _key(tensor: Tensor) -> tuple[Any, ...]:
+def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

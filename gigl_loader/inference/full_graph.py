@@ -217,7 +217,7 @@ class _FullGraphRun:
             given["edge_index"] = level.edge_index[:, edges]
         for name, value in given.items():
             if name in _NODE_LEVEL:
-                given[name] = self._extend(module, level, value)
+                given[name] = self._append_halo(module, level, value)
             elif name.startswith("edge_") and name != "edge_index" and isinstance(value, Tensor):
                 given[name] = value if edges is None else value[edges]
             elif name == "size":
@@ -246,7 +246,7 @@ class _FullGraphRun:
         frame.calls += 1
         # own rows have changed: fetch those of the halo again
         if frame.calls > 1 and self._sequential is None:
-            values = {**values, "x": self._extend_again(module, frame, values.get("x"))}
+            values = {**values, "x": self._append_halo_again(module, frame, values.get("x"))}
         if is_normalized(module):
             # all own rows' edges, not `edge_index`: the module may have added self-loops already
             edge_index, weights = self._norms.of(
@@ -315,7 +315,7 @@ class _FullGraphRun:
                 "build it with add_self_loops=False"
             )
 
-    def _extend(self, module: Any, level: Level, x: Any) -> Any:
+    def _append_halo(self, module: Any, level: Level, x: Any) -> Any:
         src, _, dst = level.edge_type
         if isinstance(x, Tensor):
             if src != dst:
@@ -341,7 +341,7 @@ class _FullGraphRun:
                 f"rank has {self._num_own[node_type]}: give it data.x as full_graph() made it"
             )
 
-    def _extend_again(self, module: Any, frame: _RunningModule, x: Any) -> Tensor:
+    def _append_halo_again(self, module: Any, frame: _RunningModule, x: Any) -> Tensor:
         if not isinstance(x, Tensor) or frame.level.sources is not None:
             raise ConfigError(
                 f"{type(module).__name__} propagates several times in one forward, in a way that "
@@ -428,7 +428,7 @@ class WholeGraphStatistics(TorchFunctionMode):
         # below 2**62: it fits an int64, with keys of either sign
         salt = ((self._seed * 1_000_003 + self._forward) * 1_000_003 + self._call) % 2**62
         # a new tensor also with `inplace`: callers use the result
-        kept = _draw(_mix(keys ^ salt), x[0].numel() if len(x) else 1, 1.0 - p)
+        kept = _keep_mask(_hash_keys(keys ^ salt), x[0].numel() if len(x) else 1, 1.0 - p)
         return x * kept.view_as(x).to(x.dtype) / (1.0 - p)
 
     def _keys(self, count: int) -> Tensor | None:
@@ -438,7 +438,7 @@ class WholeGraphStatistics(TorchFunctionMode):
         if self._edges is not None and self._edges[2].size(1) == count:
             return self._dropout_keys_of_edges(*self._edges)
         if count == self._own_ids.numel():
-            return _mix(self._graph.data.n_id)
+            return _hash_keys(self._graph.data.n_id)
         return None
 
     def _dropout_keys_of_edges(self, plan: EdgePlan, level: Level, edge_index: Tensor) -> Tensor:
@@ -447,7 +447,7 @@ class WholeGraphStatistics(TorchFunctionMode):
             [n_id if level.sources is None else n_id[level.sources], self._halo(plan, level)]
         )
         # not symmetric: the reverse edge has another key
-        keys = _mix(_mix(ids[edge_index[0]]) + ids[edge_index[1]])
+        keys = _hash_keys(_hash_keys(ids[edge_index[0]]) + ids[edge_index[1]])
         order = torch.argsort(keys, stable=True)
         ordered = keys[order]
         # Edges with the same two ends have one key. They are counted from 0 in canonical order,
@@ -455,7 +455,7 @@ class WholeGraphStatistics(TorchFunctionMode):
         first = torch.searchsorted(ordered, ordered)
         which = torch.empty_like(order)
         which[order] = torch.arange(order.numel(), device=order.device) - first
-        return _mix(keys + which)
+        return _hash_keys(keys + which)
 
     def _halo(self, plan: EdgePlan, level: Level) -> Tensor:
         if level.sources is None:
@@ -501,7 +501,7 @@ class WholeGraphStatistics(TorchFunctionMode):
         return (out if bias is None else out + bias).to(given.dtype)
 
 
-def _mix(keys: Tensor) -> Tensor:
+def _hash_keys(keys: Tensor) -> Tensor:
     """Return a 64-bit hash of each key.
 
     Source:
@@ -514,14 +514,14 @@ def _mix(keys: Tensor) -> Tensor:
     return keys ^ ((keys >> 31) & 0x1FFFFFFFF)
 
 
-def _draw(keys: Tensor, width: int, keep: float) -> Tensor:
+def _keep_mask(keys: Tensor, width: int, keep: float) -> Tensor:
     """Return ``[n, width]`` bool, true with probability ``keep``."""
     # an odd factor: no two columns get the same number
     columns = torch.arange(width, device=keys.device) * 0x632BE59BD9B4E019
     # 24 bits of the hash: a probability is exact to 6e-8, like a float32
     limit = int(keep * (1 << 24))
     parts = [
-        (_mix(part[:, None] + columns) & 0xFFFFFF) < limit
+        (_hash_keys(part[:, None] + columns) & 0xFFFFFF) < limit
         for part in keys.split(max(_CHUNK // max(width, 1), 1))
     ]
     return torch.cat(parts) if parts else torch.empty((0, width), dtype=torch.bool)

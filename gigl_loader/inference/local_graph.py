@@ -127,7 +127,7 @@ class Level:
 
     def fetch(self, rows: Tensor) -> Tensor:
         """Return the halo's rows, given all own source rows. Collective."""
-        return self.exchange.swap(rows[self.send_rows], self.send, self.receive)
+        return self.exchange.all_to_all(rows[self.send_rows], self.send, self.receive)
 
     def extend(self, rows: Tensor) -> Tensor:
         """Return ``[num_rows, ...]``: sources and halo, given all own source rows. Collective."""
@@ -151,7 +151,7 @@ class Level:
         send[reader], receive[source] = self.send[reader], self.receive[source]
         first = sum(self.send[:reader])
         sent = rows[self.send_rows[first : first + send[reader]]]
-        return self.exchange.swap(sent, send, receive)
+        return self.exchange.all_to_all(sent, send, receive)
 
     def num_from(self, step: int) -> int:
         """Return the number of rows of `fetch_from`."""
@@ -229,8 +229,8 @@ def plan_edges(
     rows[outside] = own_ids.numel() + _positions(edges.sources[outside], halo)
     # a rank knows its needs, and their owners learn them here, once; every layer then sends these
     # rows without a request
-    send = exchange.swap_counts(receive)
-    wanted = exchange.swap(halo, receive, send)
+    send = exchange.all_to_all_counts(receive)
+    wanted = exchange.all_to_all(halo, receive, send)
     level = Level(
         edge_type,
         torch.stack([rows, edges.targets]),
@@ -286,7 +286,7 @@ def _mark_sources(whole: Level, edges: Tensor, needed: Tensor) -> Tensor:
     mask = torch.zeros(whole.num_rows, dtype=torch.bool)
     mask[whole.edge_index[0, edges]] = True
     needed |= mask[: whole.num_sources]
-    asked = whole.exchange.swap(mask[whole.num_sources :], whole.receive, whole.send)
+    asked = whole.exchange.all_to_all(mask[whole.num_sources :], whole.receive, whole.send)
     needed[whole.send_rows[asked]] = True
     return mask[whole.num_sources :]
 
@@ -308,7 +308,7 @@ def _narrow(
     position[targets] = torch.arange(targets.numel())
     old = whole.edge_index[:, edges]
     # the others drop rows of their halos, too: these remain of the rows for them
-    asked = whole.exchange.swap(halo, whole.receive, whole.send)
+    asked = whole.exchange.all_to_all(halo, whole.receive, whole.send)
     return Level(
         whole.edge_type,
         torch.stack([number[old[0]], position[old[1]]]),
@@ -402,7 +402,7 @@ def _wanted_masks(
         # ids may have any owner, and repeat; each goes to its owner, which marks it
         send = torch.bincount(owner, minlength=exchange.size).tolist()
         ids = ids[torch.argsort(owner, stable=True)]
-        mine = exchange.swap(ids, send, exchange.swap_counts(send))
+        mine = exchange.all_to_all(ids, send, exchange.all_to_all_counts(send))
         masks[name] = torch.zeros(own_ids.numel(), dtype=torch.bool)
         # never -1, which would mark the last row: only own ids arrive here
         masks[name][position_of(mine, own_ids)] = True

@@ -16,7 +16,7 @@ from gigl_loader.batch.collate import (
     batch_types,
     to_data,
     to_hetero_data,
-    transformed,
+    transform_outputs,
     with_widened_features,
 )
 from gigl_loader.batch.device.prefetch import CopyEngine
@@ -497,7 +497,7 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
             types = batch_types(msg, self._dataset_schema, self.edge_dir)
             named = self._dataset_schema.edge_attributes.values()
             of_edges = {name for names in named for name in names}
-            msg = transformed(msg, self._transform_output, *types, of_edges)
+            msg = transform_outputs(msg, self._transform_output, *types, of_edges)
         if self._padding is not None:
             msg = self._padding.padded(msg)
         batch = returned(self._make_batch(msg), "the method", self._make_batch, "the batch")

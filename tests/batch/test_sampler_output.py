@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from gigl_loader import ConfigError
-from gigl_loader.batch.collate import transformed
+from gigl_loader.batch.collate import transform_outputs
 from gigl_loader.batch.message import (
     ATTRIBUTE,
     EDGE,
@@ -47,7 +47,7 @@ def _message(nodes: list[int], edges: list[int]) -> dict[str, torch.Tensor]:
 
 
 def _run(message: dict, change: Any) -> dict[str, torch.Tensor]:
-    return transformed(message, change, [], [], of_edges={"weight"})
+    return transform_outputs(message, change, [], [], of_edges={"weight"})
 
 
 # ids repeat, as they do over trees and where edges are drawn with replacement
@@ -126,7 +126,7 @@ def test_types_change_on_their_own() -> None:
         out.row[KNOWS], out.col[KNOWS] = out.col[KNOWS], out.row[KNOWS]
         return out
 
-    found = transformed(message, change, ["item", "user"], [KNOWS])
+    found = transform_outputs(message, change, ["item", "user"], [KNOWS])
     assert found[key(NODE_FEATURES, "user")].tolist() == [[0.0, 1.0], [1.0, 0.0]]
     assert found[key(NODE_FEATURES, "item")] is message[key(NODE_FEATURES, "item")]
     assert found[key(EDGE_INDEX, KNOWS)].tolist() == [[0], [1]]

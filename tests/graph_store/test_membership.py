@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerLostError
-from gigl_loader.graph_store.wire.membership import Join, News, Role, Watch, check_figures, hear
+from gigl_loader.graph_store.wire.membership import Join, News, Role, Watch, check_join, hear
 from gigl_loader.graph_store.wire.requests import Addresses
 
 
@@ -17,16 +17,16 @@ def _join(role: Role = Role.CLIENT, **more: Any) -> Join:
 
 def test_who_counts_other_servers_is_told_both_counts() -> None:
     for role in Role:
-        check_figures(_join(role), 0, 4)
+        check_join(_join(role), 0, 4)
         with pytest.raises(ConfigError, match=f"{role.value} 3 counts 4 .* server 2 counts 5"):
-            check_figures(_join(role, job=1), 2, 5)
+            check_join(_join(role, job=1), 2, 5)
 
 
 def test_clients_come_to_server_0_first() -> None:
-    check_figures(_join(job=0), 2, 4)  # server 0 gave it the job's number
-    check_figures(_join(Role.SERVER), 2, 4)
+    check_join(_join(job=0), 2, 4)  # server 0 gave it the job's number
+    check_join(_join(Role.SERVER), 2, 4)
     with pytest.raises(ConfigError, match="this is storage server 2; clients join at server 0"):
-        check_figures(_join(), 2, 4)
+        check_join(_join(), 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_clients_come_to_server_0_first() -> None:
 )
 def test_ranks_are_what_a_cluster_can_have(role: Role, figures: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="cannot be"):
-        check_figures(replace(_join(role, job=1), **figures), 0, 4)
+        check_join(replace(_join(role, job=1), **figures), 0, 4)
 
 
 def test_news_of_servers_that_stayed_are_kept_once() -> None:

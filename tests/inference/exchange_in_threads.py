@@ -33,7 +33,7 @@ class ThreadExchange:
         meeting.barrier.wait()
         return found
 
-    def swap_values(
+    def all_to_all_values(
         self, rows: Tensor, send: Sequence[int], receive: Sequence[int], out: Tensor | None = None
     ) -> Tensor:
         assert sum(send) == len(rows)
@@ -43,13 +43,13 @@ class ThreadExchange:
         assert [len(part) for part in found] == list(receive)
         return torch.cat(found) if out is None else out.copy_(torch.cat(found))
 
-    def swap(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-        return self.swap_values(rows, send, receive)
+    def all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        return self.all_to_all_values(rows, send, receive)
 
     def total(self, values: Tensor) -> Tensor:
         return torch.stack(self.gather(values, None)).sum(0)
 
-    def swap_counts(self, send: Sequence[int]) -> list[int]:
+    def all_to_all_counts(self, send: Sequence[int]) -> list[int]:
         return [counts[self.rank] for counts in self.gather(list(send), None)]
 
 

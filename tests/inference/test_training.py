@@ -9,7 +9,7 @@ from exchange_in_threads import ThreadExchange, run_threads
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.inference.full_graph import WholeGraphStatistics, _mix, full_graph
+from gigl_loader.inference.full_graph import WholeGraphStatistics, _hash_keys, full_graph
 from gigl_loader.inference.local_graph import local_graph
 
 CPU = torch.device("cpu")
@@ -112,5 +112,5 @@ def test_the_hash_is_splitmix64() -> None:
         return key ^ (key >> 31)
 
     keys = [0, 1, 2**62, -1, -(2**63), 1234567890123456789]
-    found = _mix(torch.tensor(keys)).tolist()
+    found = _hash_keys(torch.tensor(keys)).tolist()
     assert [key % 2**64 for key in found] == [reference(key) for key in keys]

@@ -230,7 +230,7 @@ class _GltReader:
             _add_extras(builder, folder, extras)
         if label_file is not None:
             self._add_label_file(builder, label_file)
-        return builder.finish(), {} if extras is None else _read_splits(folder, extras)
+        return builder.completed_view(), {} if extras is None else _read_splits(folder, extras)
 
     def read_edges(self, partition_idx: int, edge_dir: EdgeDir) -> PartitionView:
         """Return a partition with its edges alone, and their attributes."""
@@ -238,7 +238,7 @@ class _GltReader:
         if self.extras is not None:
             of_edges = replace(self.extras, node_labels=[], node_attributes=[])
             _add_extras(builder, self.part(partition_idx) / EXTRAS_DIR, of_edges)
-        return builder.finish()
+        return builder.completed_view()
 
     def _with_edges(self, partition_idx: int, edge_dir: EdgeDir) -> ViewBuilder:
         """Begin the view of a partition."""

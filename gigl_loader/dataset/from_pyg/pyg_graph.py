@@ -392,7 +392,7 @@ class Cutter:
                 values = _rows_of(source.edge_features[edge_type], ids)
                 builder.add_rows("edge_features", edge_type, values, ids)
             _add_attributes(builder, "edge_attributes", source.edge_attributes, edge_type, ids)
-        return builder.finish(), splits
+        return builder.completed_view(), splits
 
     def _edges_of(self, edge_type: EdgeType, partition_idx: int) -> Tensor | None:
         if self._count == 1:

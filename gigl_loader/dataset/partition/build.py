@@ -106,8 +106,8 @@ class ViewBuilder:
             return self.view.edge_books[edge_type].num_ids
         return 0 if ids is None or not ids.numel() else int(ids.max()) + 1
 
-    def finish(self) -> PartitionView:
-        """Return the view."""
+    def completed_view(self) -> PartitionView:
+        """Return the view, with what follows from all of its parts."""
         view = self.view
         several = view.num_partitions > 1
         for edge_type, (weights, ids) in self._weights.items():

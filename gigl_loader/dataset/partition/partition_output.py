@@ -165,7 +165,7 @@ def read_output(
     _add_labels(builder, output)
     _add_node_rows(builder, output)
     _add_edge_rows(builder, output)
-    return builder.finish()
+    return builder.completed_view()
 
 
 def _read_books(

@@ -28,7 +28,7 @@ from gigl_loader.graph_store.wire.membership import (
     News,
     Role,
     Watch,
-    check_figures,
+    check_join,
     check_same,
     stopped_text,
 )
@@ -272,7 +272,7 @@ class Presence:
     def _check(self, join: Join) -> None:
         if self.error is not None:
             raise self.error
-        check_figures(join, self.server.server_rank, self.server.num_servers)
+        check_join(join, self.server.server_rank, self.server.num_servers)
         check_same(join, self.server.server_rank, self.cluster, self.graph)
         if join.role is Role.CLIENT and join.job in self._stopped:
             raise JobStoppedError(stopped_text(join.job_name))

@@ -80,7 +80,7 @@ def stopped_text(name: str) -> str:
     return f"job {name!r} was stopped on the storage cluster, by `gigl-loader stop-job`"
 
 
-def check_figures(join: Join, server: int, num_servers: int) -> None:
+def check_join(join: Join, server: int, num_servers: int) -> None:
     """Refuse a process that expects other servers than ``server``, or connects to the wrong one.
 
     Raises:

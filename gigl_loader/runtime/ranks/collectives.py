@@ -96,7 +96,7 @@ def _tell_failure(words: str, group: Any = None) -> None:
         return
     # The group may be broken, which can be why this rank failed; or the others may not come.
     with contextlib.suppress(PeerError, ConfigError), named_failures(_AGREEING):
-        _most_of_all(_FAILED, group, TELL_S)
+        _max_over_ranks(_FAILED, group, TELL_S)
         _failures(words, group, TELL_S)
 
 
@@ -105,12 +105,14 @@ def _failures(words: str, group: Any, limit_s: float | None = None) -> dict[int,
     data = words.encode(errors="replace")[:_MOST_WORDS]
     padded = _padded(data, _MOST_WORDS).to(_device(group))
     rows = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
-    _finish(_resolved(group).allgather, [rows], [padded], AllgatherOptions(), limit_s=limit_s)
+    _run_collective(
+        _group_or_world(group).allgather, [rows], [padded], AllgatherOptions(), limit_s=limit_s
+    )
     texts = [row.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
     return {rank: text for rank, text in enumerate(texts) if text}
 
 
-def _most_of_all(own_size: int, group: Any, limit_s: float | None = None) -> int:
+def _max_over_ranks(own_size: int, group: Any, limit_s: float | None = None) -> int:
     """Return the largest size of all ranks.
 
     Raises:
@@ -119,7 +121,7 @@ def _most_of_all(own_size: int, group: Any, limit_s: float | None = None) -> int
     most = torch.tensor([own_size], device=_device(group))
     options: Any = AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
-    _finish(_resolved(group).allreduce, [most], options, limit_s=limit_s)
+    _run_collective(_group_or_world(group).allreduce, [most], options, limit_s=limit_s)
     size = int(most)
     if size == _FAILED != own_size:
         reasons = _failures("", group)
@@ -127,7 +129,7 @@ def _most_of_all(own_size: int, group: Any, limit_s: float | None = None) -> int
     return size
 
 
-def _resolved(group: Any) -> Any:
+def _group_or_world(group: Any) -> Any:
     return group or dist.group.WORLD
 
 
@@ -207,18 +209,18 @@ def _gathered(
     data: bytes, world_size: int, group: Any, on_first_alone: bool = False
 ) -> list[bytes]:
     """Return the data of all ranks; or only on rank 0, and nothing elsewhere."""
-    whole = _resolved(group)
+    whole = _group_or_world(group)
     # gathered data has one length on all ranks, so the maximum is agreed on first
-    most = _most_of_all(len(data), group)
+    most = _max_over_ranks(len(data), group)
     # the size goes before the data
     own_size = torch.tensor([len(data)])
     padded = torch.cat([own_size.view(torch.uint8), _padded(data, most)]).to(_device(group))
     is_left_out = on_first_alone and dist.get_rank(group) != 0
     buffers = [] if is_left_out else [torch.empty_like(padded) for _ in range(world_size)]
     if on_first_alone:
-        _finish(whole.gather, [buffers] if buffers else [], [padded], GatherOptions())
+        _run_collective(whole.gather, [buffers] if buffers else [], [padded], GatherOptions())
     else:
-        _finish(whole.allgather, [buffers], [padded], AllgatherOptions())
+        _run_collective(whole.allgather, [buffers], [padded], AllgatherOptions())
     rows = [buffer.cpu().numpy().tobytes() for buffer in buffers]
     # 8 bytes of int64, in this machine's order: all ranks of a job have the same order
     size, order = own_size.element_size(), sys.byteorder
@@ -243,14 +245,14 @@ def broadcast_value(value: T, world_size: int, kind: Any) -> T:
     with named_failures(_AGREEING):
         # the other ranks' own value does not count, nor does its length
         is_first = dist.get_rank() == 0
-        most = _most_of_all(len(data) if is_first else 0, None)
+        most = _max_over_ranks(len(data) if is_first else 0, None)
         buffer = _padded(data if is_first else b"", most).to(_device())
-        _finish(_resolved(None).broadcast, [buffer], BroadcastOptions())
+        _run_collective(_group_or_world(None).broadcast, [buffer], BroadcastOptions())
     decoded: T = msgspec.msgpack.decode(buffer[:most].cpu().numpy().tobytes(), type=analysed(kind))
     return decoded
 
 
-def _finish(collective: Any, *args: Any, limit_s: float | None = None) -> None:
+def _run_collective(collective: Any, *args: Any, limit_s: float | None = None) -> None:
     """Run a collective: as long as the group allows, or `SUSPECTED_S` if a rank is suspected.
 
     Its last argument is the collective's options. Their timeout ends gloo's own wait, so that the
@@ -417,7 +419,7 @@ class RankExchange:
         summed: Tensor = _Total.apply(values, self)
         return summed
 
-    def swap(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+    def all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         """Send rows to every rank and return those of every rank, by rank; differentiable.
 
         Args:
@@ -431,15 +433,15 @@ class RankExchange:
         if rows.requires_grad:
             swapped: Tensor = _Swap.apply(rows, self, send, receive)
             return swapped
-        return self.swap_values(rows, send, receive)
+        return self.all_to_all_values(rows, send, receive)
 
-    def swap_values(
+    def all_to_all_values(
         self, rows: Tensor, send: Sequence[int], receive: Sequence[int], out: Tensor | None = None
     ) -> Tensor:
-        """Do the work of `swap`, without a gradient.
+        """Do the work of `all_to_all`, without a gradient.
 
         Args:
-            rows: As for `swap`.
+            rows: As for `all_to_all`.
             send: Number of rows for each rank.
             receive: Number of rows from each rank.
             out: ``[sum(receive), ...]``, memory for the result; None: new memory.
@@ -460,15 +462,15 @@ class RankExchange:
             )
         return came.to(rows.device) if out is None or out is came else out.copy_(came)
 
-    def swap_counts(self, send: Sequence[int]) -> list[int]:
+    def all_to_all_counts(self, send: Sequence[int]) -> list[int]:
         """Return the number of rows from each rank, given the number to each."""
         if self.size == 1:
             return list(send)
         ones = [1] * self.size
         # one number per rank and direction
-        return [int(n) for n in self.swap_values(torch.tensor(list(send)), ones, ones)]
+        return [int(n) for n in self.all_to_all_values(torch.tensor(list(send)), ones, ones)]
 
-    def add_up(self, values: Tensor) -> Tensor:
+    def sum_values(self, values: Tensor) -> Tensor:
         """Do the work of `total`, without a gradient."""
         # all_reduce writes to its argument
         out = values.detach().clone().to(exchanged_on(values.device, self._group))
@@ -506,9 +508,9 @@ class RowsFromRanks:
         counts[rank] = 0
         self._send: list[int] = counts.tolist()
         # sizes go first: a receiver has to allocate before values come
-        self._receive = exchange.swap_counts(self._send)
+        self._receive = exchange.all_to_all_counts(self._send)
         others = torch.from_numpy(ids.numpy()[self.others])
-        self.theirs = exchange.swap_values(others, self._send, self._receive)
+        self.theirs = exchange.all_to_all_values(others, self._send, self._receive)
         """``[m]`` int64, the ids that other ranks request from this one."""
 
     def answers(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
@@ -519,7 +521,7 @@ class RowsFromRanks:
             out: ``[len(others), ...]``, memory for the result; None: new memory.
         """
         # rows go in the opposite direction of their ids
-        return self._exchange.swap_values(rows, self._receive, self._send, out)
+        return self._exchange.all_to_all_values(rows, self._receive, self._send, out)
 
 
 def _bytes(rows: Tensor) -> Tensor:
@@ -539,22 +541,22 @@ class _Swap(torch.autograd.Function):
         ctx: Any, rows: Tensor, exchange: RankExchange, send: Sequence[int], receive: Sequence[int]
     ) -> Tensor:
         ctx.way = exchange, send, receive
-        return exchange.swap_values(rows, send, receive)
+        return exchange.all_to_all_values(rows, send, receive)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         exchange, send, receive = ctx.way
         # a gradient goes back the way of its row
-        return exchange.swap_values(grads[0], receive, send), None, None, None
+        return exchange.all_to_all_values(grads[0], receive, send), None, None, None
 
 
 class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, exchange: RankExchange) -> Tensor:
         ctx.exchange = exchange
-        return exchange.add_up(values)
+        return exchange.sum_values(values)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # Every rank has the sum, so every rank's gradient counts towards each summand.
-        return ctx.exchange.add_up(grads[0]), None
+        return ctx.exchange.sum_values(grads[0]), None

@@ -142,7 +142,7 @@ class PartitionedGraph:
             part = own[begin : begin + _SLICE]
             receive = [min(max(count - begin, 0), _SLICE) for count in counts]
             sent = part.repeat(len(counts), *[1] * (part.dim() - 1))
-            came = self._exchange.swap_values(sent, [part.shape[0]] * len(counts), receive)
+            came = self._exchange.all_to_all_values(sent, [part.shape[0]] * len(counts), receive)
             wait_for_ranks(self._memory, self._memory.mark(), self._peers.timeout_s)
             first = begin
             for count, piece in zip(counts, came.split(receive), strict=True):
@@ -331,7 +331,7 @@ class PartitionedGraph:
         return _cut(out, routes.receive, widths)
 
     def _swap(self, sent: Tensor, send: list[int], receive: list[int], out: Tensor) -> None:
-        self._exchange.swap_values(sent, send, receive, out)
+        self._exchange.all_to_all_values(sent, send, receive, out)
 
 
 def words_of(view: PartitionView[Any], plan: SamplingPlan) -> int:

@@ -50,7 +50,7 @@ def _exchange(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[RankExchange,
 def test_rows_go_from_device_to_device(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     swaps, backend = _exchange(monkeypatch, name)
     rows = torch.empty((5, 3), device="meta", dtype=torch.bfloat16, requires_grad=True)
-    came = swaps.swap(rows, [2, 3], [4, 0])
+    came = swaps.all_to_all(rows, [2, 3], [4, 0])
     assert came.device.type == "meta"
     assert came.shape == (4, 3)
     came.sum().backward()
@@ -62,14 +62,14 @@ def test_rows_go_from_device_to_device(monkeypatch: pytest.MonkeyPatch, name: st
 
 def test_gloo_reads_the_memory_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     swaps, backend = _exchange(monkeypatch, "gloo")
-    swaps.swap(torch.empty(5, 3), [2, 3], [4, 0])
+    swaps.all_to_all(torch.empty(5, 3), [2, 3], [4, 0])
     assert backend.devices == ["cpu", "cpu"]
 
 
 def test_nccl_is_given_what_lies_on_the_cpu_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     swaps, backend = _exchange(monkeypatch, "nccl")
     with pytest.raises(NotImplementedError):  # the stand-in has no values to bring back
-        swaps.swap(torch.empty(5, 3), [2, 3], [4, 0])
+        swaps.all_to_all(torch.empty(5, 3), [2, 3], [4, 0])
     assert backend.devices == ["meta", "meta"]
 
 

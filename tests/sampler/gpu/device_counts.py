@@ -88,6 +88,6 @@ def counted() -> Iterator[Counter[str]]:
             if hasattr(owner, "wait_for_ranks"):
                 noted(owner, "wait_for_ranks", "waits")
         noted(DeviceSampler, "_wait", "waits")
-        noted(RankExchange, "swap_values", "swaps")
+        noted(RankExchange, "all_to_all_values", "swaps")
         noted(CollectivePeers, "meet", "meetings")
         yield counts

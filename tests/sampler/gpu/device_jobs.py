@@ -148,7 +148,7 @@ def a_rank_dies(rank: int, size: int) -> None:
     next(batches)
     meet_in_store("before rank 1 dies")
     if rank == 1:
-        RankExchange.swap_values = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+        RankExchange.all_to_all_values = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
     with pytest.raises(PeerError, match=r"sampling together broke: rank 1 \(pid \d+\) has ended"):
         list(batches)
     end_at_once()
@@ -218,14 +218,14 @@ def hops_over_all_edges_ask_nobody(rank: int, size: int) -> None:
     dataset = cases.partition(rank, size, typed=False).to("cpu", kernels="torch", edges="all")
     how: dict[str, Any] = {"batch_size": 8, "seed": 1, "num_workers": 0}
     swaps, own, of_a_batch = [], torch.arange(rank, cases.NODES, size), set()
-    swap = RankExchange.swap_values
+    swap = RankExchange.all_to_all_values
 
     def noted(self: Any, rows: torch.Tensor, *args: Any) -> torch.Tensor:
         swaps.append(rows.shape)
         return swap(self, rows, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RankExchange, "swap_values", noted)
+        patch.setattr(RankExchange, "all_to_all_values", noted)
         patch.setattr(partitioned_graph, "_SLICE", 50)  # edges come in several slices
         for fanouts in ([3], [3, 2, 2]):
             with DistNeighborLoader(dataset, fanouts, own, exchange="collective", **how) as loader:
@@ -276,7 +276,7 @@ def launches_in_one_order(rank: int, size: int) -> None:
     that its loader could run ahead as far as it may.
     """
     log: list[tuple[str, str, str]] = []
-    swap, ahead = RankExchange.swap_values, 3
+    swap, ahead = RankExchange.all_to_all_values, 3
 
     def note(communicator: str, operation: str) -> None:
         is_loader = "gigl_loader" in threading.current_thread().name
@@ -288,7 +288,7 @@ def launches_in_one_order(rank: int, size: int) -> None:
 
     model, nodes = ModelWithLog(note), torch.arange(rank, cases.NODES, size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RankExchange, "swap_values", swapped)
+        patch.setattr(RankExchange, "all_to_all_values", swapped)
         with loader_of(rank, size, nodes, batch_size=4, worker_concurrency=ahead + 1) as loader:
             opened = list(log)
             for at, batch in enumerate(loader):
