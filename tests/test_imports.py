@@ -227,12 +227,14 @@ FACES = {
         "deployment.job_ranks": "DEFAULT_NUM_CPU_THREADS get_process_group_name "
         "init_neighbor_loader_worker",
         "deployment.process_role": "open_loaders",
-        "epochs.checkpoints": "load_checkpoint",
-        "node_loader": "DistNeighborLoader",
         "options.glt_config": "NumNeighbors",
     },
-    "inference": {"layerwise": "full_graph_inference"},
-    "commands": {"cli": "main", "diagnose": "main"},
+    "inference": {
+    },
+    "commands": {
+        "cli": "main",
+        "diagnose": "main",
+    },
 }
 """What other folders may import of a folder, by module. A new name there is a decision: the face
 grows. Of `dataset`, `batch` and `sampler` it is not a dozen names: they are parts that several

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
+from gigl_loader import full_graph_inference, load_checkpoint
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.format import glt_files
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
@@ -36,8 +37,6 @@ from gigl_loader.graph_store.client.compute_process import (
 from gigl_loader.graph_store.client.remote_dist_dataset import RemoteDistDataset
 from gigl_loader.graph_store.status import add_security, ask, host_and_port, security_of
 from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo, info_of_servers
-from gigl_loader.inference.layerwise import full_graph_inference
-from gigl_loader.loader.epochs.checkpoints import load_checkpoint
 from gigl_loader.runtime.object_storage.command_options import add_cache
 from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.runtime.transport import SILENCE_S, Security

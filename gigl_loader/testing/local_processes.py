@@ -26,7 +26,7 @@ from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.testing.this_machine import free_port, wait_until
 
 if TYPE_CHECKING:
-    from gigl_loader.loader.base import BaseDistLoader
+    from gigl_loader import BaseDistLoader
 
 
 class RankFailed(AssertionError):

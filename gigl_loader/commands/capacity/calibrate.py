@@ -26,12 +26,12 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
+from gigl_loader import DistNeighborLoader
 from gigl_loader.commands.capacity import measure, trial_cluster
 from gigl_loader.commands.capacity.needs import Costs
 from gigl_loader.commands.capacity.trial_cluster import BatchKind, MeasuredBatch
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.format.glt_files import bytes_to_read
-from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.partitioning.partition_graph import partition_graph
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.processes import start_fork_server

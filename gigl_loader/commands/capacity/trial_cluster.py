@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gigl_loader import DistNeighborLoader
 from gigl_loader.commands.capacity.measure import Child, cpu_s_below, say
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.graph_store.client.compute_process import (
@@ -31,7 +32,6 @@ from gigl_loader.graph_store.client.compute_process import (
 from gigl_loader.graph_store.client.remote_dist_dataset import RemoteDistDataset
 from gigl_loader.graph_store.server.storage_process import init_storage_process
 from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo
-from gigl_loader.loader.node_loader import DistNeighborLoader
 from gigl_loader.runtime.transport import free_port
 
 RANKS = 2
