@@ -10,7 +10,7 @@ repeat and reorder nodes and edges, and rewire them. It cannot name a node or an
 sampled, since its row is missing here.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -19,14 +19,12 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from gigl_loader.batch.message import (
-    ATTRIBUTE,
     BATCH,
     EDGE,
     EDGE_INDEX,
     EDGE_INPUT_ID,
     EDGE_LABEL,
     EDGE_LABEL_INDEX,
-    EDGE_ROWS,
     EDGE_TIME,
     EDGES_PER_HOP,
     INPUT_ID,
@@ -34,22 +32,19 @@ from gigl_loader.batch.message import (
     LABEL_COUNTS,
     LABEL_LINKS,
     META,
-    NEGATIVE,
     NODE,
-    NODE_FEATURES,
-    NODE_LABELS,
-    NODE_ROWS,
     NODES_PER_HOP,
     POSITIVE,
     PPR,
     SCALES,
-    SEED_TIME,
     TREE,
     SampleMessage,
+    fields_of,
     key,
-    label_column,
+    label_columns,
+    spec_of,
+    type_name,
 )
-from gigl_loader.batch.padding import edge_fields, node_fields
 from gigl_loader.dataset.lookup import widened
 from gigl_loader.dataset.schema import (
     DatasetSchema,
@@ -68,8 +63,6 @@ if TYPE_CHECKING:
 else:
     Batch = Data | HeteroData
 
-_NODE_FIELDS = (*NODE_ROWS.values(), INPUT_ID, BATCH)
-_EDGE_FIELDS = (EDGE_INDEX, *EDGE_ROWS.values())
 _NODES = key(NODE, "")
 """End of the key of a type's nodes."""
 
@@ -77,9 +70,8 @@ _NODES = key(NODE, "")
 def to_data(message: SampleMessage) -> Data:
     """Return a homogeneous batch."""
     data = Data()
-    _fill_nodes(data, message, None)
-    _fill_edges(data, message, None)
-    _add_rest(data, message, {"": data})
+    _fill(data, message, {"": data})
+    _count_nodes([data])
     return data
 
 
@@ -131,77 +123,54 @@ def to_hetero_data(
         edge_types: All edge types that a batch can have, as named in it.
     """
     data = HeteroData()
-    for node_type in node_types:
-        _fill_nodes(data[node_type], message, node_type)
-    for edge_type in edge_types:
-        _fill_edges(data[edge_type], message, edge_type)
+    graph_types: list[NodeType | EdgeType] = [*node_types, *edge_types]
+    stores = {type_name(graph_type): data[graph_type] for graph_type in graph_types}
+    _fill(data, message, stores)
+    _count_nodes(data[node_type] for node_type in node_types)
     # per store, as in PyG, and over all types, as in GLT
     if any(key(NODES_PER_HOP, node_type) in message for node_type in node_types):
         data.num_sampled_nodes = {t: data[t].num_sampled_nodes for t in node_types}
         counted = [name for name in edge_types if "num_sampled_edges" in data[name]]
         data.num_sampled_edges = {t: data[t].num_sampled_edges for t in counted}
-    graph_types: list[NodeType | EdgeType] = [*node_types, *edge_types]
-    stores = {key("", graph_type): data[graph_type] for graph_type in graph_types}
-    _add_rest(data, message, stores)
     return data
 
 
-def _fill_nodes(store: Any, message: SampleMessage, node_type: NodeType | None) -> None:
-    store.n_id = store.node = message[key(NODE, node_type)]  # PyG's name, GLT's name
-    for name in _NODE_FIELDS:
-        value = message.get(key(name, node_type))
-        if value is not None:
-            store[name] = value
-    # Only the type of the seeds has either. In trees there is no BATCH, but INPUT_ID there is.
-    for name in (BATCH, INPUT_ID):
-        if name in store:
-            store.batch_size = store[name].numel()
-    # PyG's name for the tree of each node. In other messages the seeds' ids have that name; a
-    # message of trees lacks them.
-    trees = message.get(key(TREE, node_type))
-    if trees is not None:
-        store.batch = trees
-    times = message.get(key(SEED_TIME, node_type))
-    if times is not None:
-        store.seed_time = times
-    # As PyG's loaders pass it on, for graphs with a given `num_nodes` because they have no rows to
-    # count nodes by.
-    if NODE_FEATURES not in store and NODE_LABELS not in store:
-        store.num_nodes = store.n_id.numel()
-    store.num_sampled_nodes = _ints(message.get(key(NODES_PER_HOP, node_type)))
+def _fill(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None:
+    """Give each field its names in the store of its type; the table `FIELDS` has them."""
+    of_seeds = []
+    for name, value in message.items():
+        graph_type, spec = spec_of(name)
+        store = stores.get(graph_type)
+        if spec.axis == "batch":
+            data[spec.batch[0]] = value
+        elif store is None or not spec.batch:
+            continue
+        elif spec.axis == "seed":
+            of_seeds.append((store, spec.batch[0], value))
+        elif spec.is_declared:
+            # rows come first in a message; PyG has those of an "index" attribute last
+            dim = data.__cat_dim__(spec.batch[0], value, store)
+            store[spec.batch[0]] = value.movedim(0, dim) if dim else value
+        else:
+            for attribute in spec.batch:
+                store[attribute] = value.tolist() if spec.on_host else value
+    # last: PyG counts nodes by the first attribute that it knows, and `batch` is one
+    for store, attribute, value in of_seeds:
+        store[attribute] = value
+        if attribute in (BATCH, INPUT_ID):
+            store.batch_size = value.size(0)
 
 
-def _fill_edges(store: Any, message: SampleMessage, edge_type: EdgeType | None) -> None:
-    for name in _EDGE_FIELDS:
-        value = message.get(key(name, edge_type))
-        if value is not None:
-            store[name] = value
-    edge_ids = message.get(key(EDGE, edge_type))
-    if edge_ids is not None:
-        store.e_id = store.edge = edge_ids
-    store.num_sampled_edges = _ints(message.get(key(EDGES_PER_HOP, edge_type)))
+def _count_nodes(stores: Iterable[Any]) -> None:
+    """Pass on the number of nodes that have no rows to count them by, as PyG's loaders do."""
+    for store in stores:
+        if "x" not in store and "y" not in store:
+            store.num_nodes = store["n_id"].numel()
 
 
 def _ints(counts: Tensor | None) -> list[int] | None:
     """Return counts per hop; None, as in PyG, if edges belong to no hop."""
     return None if counts is None else counts.tolist()
-
-
-def _add_rest(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None:
-    """Add the remaining fields: further attributes to their stores, by prefix, and META."""
-    for name, value in message.items():
-        if name.startswith(META):
-            data[name[len(META) :]] = value
-            continue
-        # The prefix up to the last dot is the type, as `key` writes it; an attribute's name has no
-        # dot.
-        start = name.rfind(".") + 1
-        if name.startswith(ATTRIBUTE, start):
-            attribute = name[start + len(ATTRIBUTE) :]
-            # rows come first in a message; PyG has those of an "index" attribute last
-            store = stores[name[:start]]
-            dim = data.__cat_dim__(attribute, value, store)
-            store[attribute] = value.movedim(0, dim) if dim else value
 
 
 def with_widened_features(message: SampleMessage) -> SampleMessage:
@@ -222,8 +191,6 @@ def with_widened_features(message: SampleMessage) -> SampleMessage:
 Labels = Tensor | dict[int, Tensor]
 """``[2, num_labels]`` int64, or the labels of each anchor."""
 
-_ATTRIBUTES = {POSITIVE: "y_positive", NEGATIVE: "y_negative"}
-
 
 def add_labels(
     data: Any, message: SampleMessage, supervision: Sequence[EdgeType], *, as_edge_index: bool
@@ -241,22 +208,22 @@ def add_labels(
     Raises:
         ConfigError: The message has no positives: another sampler made it.
     """
-    for sign, attribute in _ATTRIBUTES.items():
-        labels = {}
-        for edge_type in supervision:
-            name = label_column(sign, edge_type)
-            if LABEL_LINKS + name in message:
-                links, counts = message[LABEL_LINKS + name], message[LABEL_COUNTS + name]
-                labels[edge_type] = links if as_edge_index else by_anchor(links, counts)
-            # Every anchor sampler writes positives, even if a batch has none; negatives are
-            # written only if the user gave some.
-            elif sign == POSITIVE:
-                raise ConfigError(
-                    f"the sampler gave no positives of {edge_type}: a sampler of your own for a "
-                    "DistABLPLoader needs the roots gigl_loader.sampler.anchors.AnchorRoots"
-                )
-        if labels:
-            data[attribute] = labels if len(supervision) > 1 else next(iter(labels.values()))
+    labels: dict[str, dict[EdgeType, Labels]] = {}
+    for sign, edge_type, name in label_columns(supervision):
+        if LABEL_LINKS + name in message:
+            links, counts = message[LABEL_LINKS + name], message[LABEL_COUNTS + name]
+            found = links if as_edge_index else by_anchor(links, counts)
+            labels.setdefault(sign, {})[edge_type] = found
+        # Every anchor sampler writes positives, even if a batch has none; negatives are written
+        # only if the user gave some.
+        elif sign == POSITIVE:
+            raise ConfigError(
+                f"the sampler gave no positives of {edge_type}: a sampler of your own for a "
+                "DistABLPLoader needs the roots gigl_loader.sampler.anchors.AnchorRoots"
+            )
+    for sign, found_labels in labels.items():
+        several = len(supervision) > 1
+        data[f"y_{sign}"] = found_labels if several else next(iter(found_labels.values()))
 
 
 def by_anchor(links: Tensor, counts: Tensor) -> dict[int, Tensor]:
@@ -349,7 +316,6 @@ def transform_outputs(
     transform: Transform,
     node_types: list[NodeType],
     edge_types: list[EdgeType],
-    of_edges: Container[str] = (),
 ) -> SampleMessage:
     """Return ``message`` with its nodes and edges changed by ``transform``.
 
@@ -359,7 +325,6 @@ def transform_outputs(
             are heterogeneous.
         node_types: All node types, of a heterogeneous message.
         edge_types: All edge types of it, as they are named in it.
-        of_edges: Further attributes of edges, not nodes, in a homogeneous message.
 
     Raises:
         ConfigError: It returned something else, or a node or edge that was not sampled.
@@ -367,10 +332,9 @@ def transform_outputs(
     if not int(message[IS_HETERO]):
         output = _checked(transform(_output(message)), transform, SamplerOutput)
         changed = dict(message)
-        rows = node_fields(message, None, of_edges), edge_fields(message, None, of_edges)
-        _change_nodes(changed, None, output.node, output.batch, output.num_sampled_nodes, rows[0])
+        _change_nodes(changed, None, output.node, output.batch, output.num_sampled_nodes)
         ends = (output.row, output.col)
-        _change_edges(changed, None, ends, output.edge, output.num_sampled_edges, rows[1])
+        _change_edges(changed, None, ends, output.edge, output.num_sampled_edges)
         return changed
     given = _hetero_output(message, node_types, edge_types)
     output = _checked(transform(given), transform, HeteroSamplerOutput)
@@ -379,12 +343,11 @@ def transform_outputs(
     changed = dict(message)
     for name in node_types:
         trees, counts = (output.batch or {}).get(name), (output.num_sampled_nodes or {}).get(name)
-        _change_nodes(changed, name, output.node[name], trees, counts, node_fields(message, name))
+        _change_nodes(changed, name, output.node[name], trees, counts)
     for edge_type in edge_types:
         ids, counts = (output.edge or {}), (output.num_sampled_edges or {})
         ends = (output.row[edge_type], output.col[edge_type])
-        rows_of = edge_fields(message, edge_type)
-        _change_edges(changed, edge_type, ends, ids.get(edge_type), counts.get(edge_type), rows_of)
+        _change_edges(changed, edge_type, ends, ids.get(edge_type), counts.get(edge_type))
     return changed
 
 
@@ -440,12 +403,12 @@ def _hetero_output(
 
 def _metadata(message: SampleMessage) -> tuple[Tensor | None, Tensor | None]:
     """Return (input ids, times of the seeds), as in PyG."""
-    values = []
-    # Seeds are of one type, so at most one key ends with either name.
-    for field in (INPUT_ID, SEED_TIME):
-        names = [name for name in message if name == field or name.endswith("." + field)]
-        values.append(message[names[0]] if names else None)
-    return values[0], values[1]
+    of_seeds = {}
+    for name, value in message.items():
+        spec = spec_of(name)[1]
+        if spec.axis == "seed" and spec.batch:  # seeds are of one type
+            of_seeds[spec.batch[0]] = value
+    return of_seeds.get("input_id"), of_seeds.get("seed_time")
 
 
 def _change_nodes(
@@ -454,14 +417,13 @@ def _change_nodes(
     nodes: Tensor,
     trees: Tensor | None,
     counts: list[int] | None,
-    rows: list[str],
 ) -> None:
     before = message[key(NODE, name)]
     # Most transforms change only edges: the same nodes need no look-up, and no copy of their
     # features.
     if nodes is not before and not torch.equal(nodes, before):
-        _take(message, rows, _positions(before, nodes, f"a node of {name or 'the graph'}"))
-        message[key(NODE, name)] = nodes
+        at = _positions(before, nodes, f"a node of {name or 'the graph'}")
+        _take(message, fields_of(message, "node", name), at)
     _set(message, key(TREE, name), trees)
     _set(message, key(NODES_PER_HOP, name), None if counts is None else torch.tensor(counts))
 
@@ -472,7 +434,6 @@ def _change_edges(
     ends: tuple[Tensor, Tensor],
     ids: Tensor | None,
     counts: list[int] | None,
-    rows: list[str],
 ) -> None:
     row, col = ends
     if row.shape != col.shape:
@@ -481,6 +442,7 @@ def _change_edges(
             f"{row.numel()} and {col.numel()} ends of edges"
         )
     links, before = torch.stack(ends), message.get(key(EDGE, name))
+    rows = [field for field in fields_of(message, "edge", name) if field != key(EDGE_INDEX, name)]
     if before is None:
         _check_rows_fit(message, rows, links.size(1))
     else:
@@ -490,7 +452,6 @@ def _change_edges(
                 f"{links.size(1)} edges and {'no ids' if ids is None else ids.numel()}"
             )
         _take(message, rows, _positions(before, ids, f"an edge of {name or 'the graph'}"))
-        message[key(EDGE, name)] = ids
     message[key(EDGE_INDEX, name)] = links
     _set(message, key(EDGES_PER_HOP, name), None if counts is None else torch.tensor(counts))
 

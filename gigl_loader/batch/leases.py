@@ -32,12 +32,13 @@ import torch
 from torch import Tensor
 
 from gigl_loader.batch.message import Field, SampleMessage
-from gigl_loader.batch.slots import Layout, SlotWriter, Written, layout_of, write_fields
+from gigl_loader.batch.slots import SlotWriter, Written, layout_of, write_fields
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.runtime.glt_classes import ChannelBase
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.memory.same_host import Region
-from gigl_loader.runtime.memory.tensors import as_array, dtype_name, tensor_in
+from gigl_loader.runtime.memory.segments import Layout
+from gigl_loader.runtime.memory.tensors import as_array, dtype_name, tensors_in
 from gigl_loader.runtime.transport import IncomingArray
 
 _KEEP_FREE = 2
@@ -270,7 +271,7 @@ def payload_bytes(layout: Layout) -> int:
 
 def tensors_over(buffer: Any, layout: Layout) -> SampleMessage:
     """Return the tensors of a message over ``buffer``, which they keep alive."""
-    return {key: tensor_in(buffer, dtype, shape, offset) for key, dtype, shape, offset in layout}
+    return tensors_in(buffer, layout)
 
 
 class Packed(dict[str, Tensor]):

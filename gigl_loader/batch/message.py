@@ -2,13 +2,15 @@
 
 A `SampleMessage` is a flat dict of CPU tensors. Keys of a homogeneous batch are the names below; in
 a heterogeneous one each has its type as a prefix, ``"paper.x"`` or
-``"author__writes__paper.edge_index"`` (see `key`). Further values of a sampler go under
-``#META.<name>`` and become attributes of the batch.
+``"author__writes__paper.edge_index"`` (see `key`). `FIELDS` says what each of them is for. Further
+values of a sampler say it themselves (`declared`), or are about the batch as a whole, under
+``#META.<name>``; they become attributes of the batch.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
@@ -18,6 +20,43 @@ if TYPE_CHECKING:  # workers read this module and do without torch
     from torch import Tensor
 
 SampleMessage = dict[str, "Tensor"]
+
+Axis = Literal["node", "edge", "seed", "node_hop", "edge_hop", "batch", "other"]
+"""What a field has an entry for: each node of its type, each edge, each seed or seed edge, each hop
+of nodes or edges; ``"batch"``: it is about the batch as a whole; ``"other"``: it needs code of its
+own."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """What holds for a field in every message: one line of the table `FIELDS`."""
+
+    name: str
+    """Name in a message, after the type."""
+    axis: Axis
+    batch: tuple[str, ...] = ()
+    """Names in a PyG batch."""
+    glt: tuple[str, ...] = ()
+    """Keys of the same in graphlearn-torch's messages."""
+    matrix: str | None = None
+    """Matrix of a `PartitionView` that it has the rows of."""
+    is_index: bool = False
+    """Whether the axis is the last one, and values are local ids of nodes."""
+    of_trees: bool = False
+    """Whether values are trees: a part of a batch numbers them anew, padding has one of its own."""
+    of_hops: bool = False
+    """Whether values are the hops of nodes: a part of a batch counts them anew."""
+    on_host: bool = False
+    """Whether collating reads it: a copy on the device would have to be awaited."""
+
+    is_declared: bool = False
+    """Whether the graph's own attribute or a sampler made it; see `declared`."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it has rows of the graph, for nodes or edges."""
+        return self.matrix is not None or (self.is_declared and self.axis in ("node", "edge"))
+
 
 NODE = "n_id"
 """``[num_nodes]`` int64, global ids; seeds first."""
@@ -31,10 +70,6 @@ NODE_LABELS = "y"
 """``[num_nodes, ...]``."""
 EDGE_FEATURES = "edge_attr"
 """``[num_edges, dim]``."""
-NODE_ROWS = {"node_features": NODE_FEATURES, "node_labels": NODE_LABELS}
-"""Matrices of a `PartitionView`, and the fields that have their rows, one for each node."""
-EDGE_ROWS = {"edge_features": EDGE_FEATURES}
-"""Matrices whose rows a batch has for each edge, and their fields."""
 BATCH = "batch"
 """``[batch_size]`` int64, the seeds' global ids, of the input type."""
 INPUT_ID = "input_id"
@@ -47,8 +82,6 @@ SEED_TIME = "#SEED_TIME"
 """Column and field: ``[batch_size]`` int64 or float64, the time of each seed."""
 SEED_GROUP = "#SEED_GROUP"
 """Column of seeds that are shuffled in groups: ``[num_seeds]`` int64, each one's, from 0 on."""
-ATTRIBUTE = "@"
-"""Prefix of a further attribute of nodes or edges, one row for each; a name has no dot."""
 NODES_PER_HOP = "num_sampled_nodes"
 """``[hops + 1]`` int64."""
 EDGES_PER_HOP = "num_sampled_edges"
@@ -75,6 +108,7 @@ EDGE_TIME = "#EDGE_LABEL.time"
 """``[num_edges]``, also for binary negatives: the time of each seed edge, its column
 `SEED_TIME`."""
 META = "#META."
+"""Prefix of a sampler's value about the batch as a whole: an attribute of the batch."""
 SCALES = "#SCALES."
 """Prefix of the key of quantized features: the scales to restore float32; see
 `gigl_loader.dataset.lookup`."""
@@ -86,13 +120,110 @@ ROWS_OF = "#ROWS_OF."
 IS_HETERO = "#IS_HETERO"
 """uint8 scalar: whether the keys carry types."""
 
+FIELDS: dict[str, FieldSpec] = {
+    spec.name: spec
+    for spec in (
+        FieldSpec(NODE, "node", ("n_id", "node"), ("ids",)),  # PyG's name, graphlearn-torch's name
+        FieldSpec(NODE_FEATURES, "node", ("x",), ("nfeats",), "node_features"),
+        FieldSpec(NODE_LABELS, "node", ("y",), ("nlabels",), "node_labels"),
+        # PyG's name for the tree of each node; in other messages the seeds' ids have that name
+        FieldSpec(TREE, "node", ("batch",), of_trees=True),
+        FieldSpec(NODES_PER_HOP, "node_hop", (NODES_PER_HOP,), (NODES_PER_HOP,), on_host=True),
+        FieldSpec(EDGE_INDEX, "edge", ("edge_index",), ("cols", "rows"), is_index=True),
+        FieldSpec(EDGE, "edge", ("e_id", "edge"), ("eids",)),
+        FieldSpec(EDGE_FEATURES, "edge", ("edge_attr",), ("efeats",), "edge_features"),
+        FieldSpec(EDGES_PER_HOP, "edge_hop", (EDGES_PER_HOP,), (EDGES_PER_HOP,), on_host=True),
+        FieldSpec(BATCH, "seed", ("batch",), ("batch",)),
+        FieldSpec(INPUT_ID, "seed", ("input_id",)),
+        FieldSpec(SEED_TIME, "seed", ("seed_time",)),
+        FieldSpec(EDGE_INPUT_ID, "seed"),
+        FieldSpec(EDGE_LABEL, "seed", glt=("#META.edge_label",)),
+        FieldSpec(EDGE_TIME, "other"),  # of seed edges, and of binary negatives
+        FieldSpec(EDGE_LABEL_INDEX, "other", glt=("#META.edge_label_index",)),
+        FieldSpec(IS_HETERO, "other", glt=("#IS_HETERO",), on_host=True),
+        FieldSpec(ROWS, "other"),
+    )
+}
+"""All fields whose name is fixed: padding, splitting, transforms, collating and devices read it. A
+new one is a line here, and what its sampler writes."""
+NODE_ROWS, EDGE_ROWS = (
+    {
+        spec.matrix: spec.name
+        for spec in FIELDS.values()
+        if spec.matrix is not None and spec.axis == axis
+    }
+    for axis in ("node", "edge")
+)
+"""Matrices of a `PartitionView`, and the fields that have their rows: of nodes, of edges."""
+_DECLARED = "@"
+_PREFIXES = {
+    META: lambda rest: FieldSpec(META + rest, "batch", (rest,), (META + rest,)),
+    LABEL_LINKS: lambda rest: FieldSpec(LABEL_LINKS + rest, "other"),
+    LABEL_COUNTS: lambda rest: FieldSpec(LABEL_COUNTS + rest, "other", on_host=True),
+    SCALES: lambda rest: FieldSpec(SCALES + rest, "other"),
+    ROWS_OF: lambda rest: FieldSpec(ROWS_OF + rest, "other"),
+}
+
+
+def declared(axis: Axis, name: str) -> str:
+    """Return the field for a further value, which becomes the attribute ``name`` of its store.
+
+    The graph's own attributes of nodes and edges come so. A sampler of one's own declares by it
+    what its values are for: ``key(declared("node", "depth"), "paper")`` is ``"paper.@node:depth"``,
+    one row for each node of that type, which padding fills up and splitting cuts.
+
+    Args:
+        axis: ``"node"``, ``"edge"``, ``"seed"``, or ``"batch"`` for a value that holds for every
+            part of a batch.
+        name: Without a dot.
+    """
+    return f"{_DECLARED}{axis}:{name}"
+
+
+@lru_cache(maxsize=1 << 14)  # keys repeat from batch to batch
+def spec_of(key: str) -> tuple[str, FieldSpec]:
+    """Return the type that a key of a message begins with, ``""`` if none, and its field."""
+    for start, make in _PREFIXES.items():
+        if key.startswith(start):
+            return "", make(key[len(start) :])
+    if key in FIELDS:  # some have a dot
+        return "", FIELDS[key]
+    graph_type, _, name = key.rpartition(".")
+    if name.startswith(_DECLARED):
+        axis, _, attribute = name[len(_DECLARED) :].partition(":")
+        if axis in ("node", "edge", "seed", "batch"):
+            return graph_type, FieldSpec(name, cast("Axis", axis), (attribute,), is_declared=True)
+    return graph_type, FIELDS.get(name) or FieldSpec(name, "other")
+
+
+def type_name(graph_type: NodeType | EdgeType | None) -> str:
+    """Return a type as keys begin with it; None, of a homogeneous message: ``""``."""
+    if graph_type is None:
+        return ""
+    return graph_type if isinstance(graph_type, str) else edge_type_str(graph_type)
+
 
 def key(name: str, graph_type: NodeType | EdgeType | None = None) -> str:
     """Return the message key of field ``name`` of a node or edge type (None: homogeneous)."""
-    if graph_type is None:
-        return name
-    prefix = graph_type if isinstance(graph_type, str) else edge_type_str(graph_type)
-    return f"{prefix}.{name}"
+    return name if graph_type is None else f"{type_name(graph_type)}.{name}"
+
+
+def keys_of_type(graph_type: NodeType | EdgeType | None) -> dict[str, str]:
+    """Return the keys of all fields for one type, by field; a sampler makes them once."""
+    return {name: key(name, graph_type) for name in FIELDS}
+
+
+def fields_of(
+    message: Iterable[str], axis: Axis, graph_type: NodeType | EdgeType | None
+) -> list[str]:
+    """Return the keys of a message with an entry for each node, edge... of a type."""
+    wanted = type_name(graph_type)
+    found = []
+    for name in message:
+        of_type, spec = spec_of(name)
+        if spec.axis == axis and of_type == wanted:
+            found.append(name)
+    return found
 
 
 def label_column(sign: str, edge_type: EdgeType) -> str:
@@ -102,6 +233,13 @@ def label_column(sign: str, edge_type: EdgeType) -> str:
     labels of each anchor, padded with -1.
     """
     return f"{sign}:{edge_type_str(edge_type)}"
+
+
+def label_columns(edge_types: Iterable[EdgeType]) -> Iterator[tuple[str, EdgeType, str]]:
+    """Yield sign, supervision edge type and `label_column` of all labels that there may be."""
+    for edge_type in edge_types:
+        for sign in (POSITIVE, NEGATIVE):
+            yield sign, edge_type, label_column(sign, edge_type)
 
 
 @dataclass(frozen=True)
@@ -237,16 +375,16 @@ class Field:
     # Called with memory of the receiver, e.g. a slot: the tensor is not made elsewhere and copied.
     write: Callable[[Any], Any]
     """Takes an array of that shape and of the type's storage dtype (`runtime.memory.segments`)."""
+    values: Any = None
+    """What ``write`` copies, if that is all that it does."""
 
     @classmethod
     def of(cls, key: str, values: Any) -> "Field":
         """Return a field that copies ``values``: an array, or anything numpy can convert to one."""
         array = np.asarray(values)
-        return cls(key, array.dtype.name, array.shape, lambda out: np.copyto(out, array))
+        return cls(key, array.dtype.name, array.shape, lambda out: np.copyto(out, array), array)
 
 
 def stays_on_host(key: str) -> bool:
     """Return whether collating reads this tensor: a copy of it would have to be awaited."""
-    # endswith: the key of a typed batch starts with the type
-    per_hop = key.endswith((NODES_PER_HOP, EDGES_PER_HOP))
-    return key == IS_HETERO or per_hop or key.startswith(LABEL_COUNTS)
+    return spec_of(key)[1].on_host

@@ -11,7 +11,7 @@ an entry for each seed of the batch and no more: a loss over them has a term for
 """
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,19 +19,16 @@ import torch
 from torch import Tensor
 
 from gigl_loader.batch.message import (
-    ATTRIBUTE,
     BATCH,
-    EDGE,
     EDGE_INDEX,
-    EDGE_ROWS,
-    EDGES_PER_HOP,
     INPUT_ID,
     NODE,
-    NODE_ROWS,
-    NODES_PER_HOP,
-    TREE,
+    Axis,
     SampleMessage,
+    declared,
     key,
+    spec_of,
+    type_name,
 )
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
@@ -45,7 +42,6 @@ NODE_MASK, EDGE_MASK = "pad_node_mask", "pad_edge_mask"
 SEED_MASK = "seed_mask"
 """True at the seeds of a batch, which are fewer than ``batch_size`` in a smaller one."""
 PAD_ATTRIBUTES = (NODE_MASK, EDGE_MASK, SEED_MASK)
-_NODE_ROWS, _EDGE_ROWS = (NODE, *NODE_ROWS.values()), (EDGE, *EDGE_ROWS.values())
 
 
 @dataclass(frozen=True)
@@ -70,9 +66,7 @@ class PadShape:
         )
 
 
-def padded(
-    message: SampleMessage, shape: PadShape, num_trees: int, of_edges: Container[str] = ()
-) -> SampleMessage:
+def padded(message: SampleMessage, shape: PadShape, num_trees: int) -> SampleMessage:
     """Return ``message`` with dead nodes and edges up to ``shape``, on the same device.
 
     Their unknown values are 0, ids too: look-ups by ``n_id`` and ``e_id`` find some row.
@@ -82,59 +76,37 @@ def padded(
         shape: Places for nodes and edges.
         num_trees: Seeds of a whole batch. In disjoint sampling, dead nodes have their own tree of
             that number, which comes after those of all seeds.
-        of_edges: Further attributes of edges, not nodes, in a homogeneous message.
     """
+    nodes = {type_name(name): size for name, size in shape.nodes.items()}
+    edges = {type_name(name): size for name, size in shape.edges.items()}
+    dead = {
+        type_name(name): range(message[key(NODE, name)].size(0), size)
+        for name, size in shape.nodes.items()
+    }
+    links = {type_name(name): message[key(EDGE_INDEX, name)] for name in shape.edges}
     longer = dict(message)
-    dead = {}
+    for name, value in message.items():
+        of_type, spec = spec_of(name)
+        if spec.axis == "node" and of_type in nodes:
+            fill = num_trees if spec.of_trees else 0
+            longer[name] = _longer(value, nodes[of_type], fill=fill)
+        elif spec.axis == "edge" and of_type in edges and not spec.is_index:
+            longer[name] = _longer(value, edges[of_type])
+        elif spec.axis == "node_hop" and of_type in nodes:
+            longer[name] = _with_dead(value, len(dead[of_type]))
+        elif spec.axis == "edge_hop" and of_type in edges:
+            longer[name] = _with_dead(value, edges[of_type] - links[of_type].size(1))
     for node_type, size in shape.nodes.items():
-        real = message[key(NODE, node_type)].size(0)
-        dead[node_type] = range(real, size)
-        for name in node_fields(message, node_type, of_edges):
-            longer[name] = _longer(message[name], size)
-        if (tree := key(TREE, node_type)) in message:
-            longer[tree] = _longer(message[tree], size, fill=num_trees)
-        _count_dead(longer, key(NODES_PER_HOP, node_type), size - real)
-        _mark(longer, node_type, NODE_MASK, message[key(NODE, node_type)], real, size)
+        ids = message[key(NODE, node_type)]
+        _mark(longer, "node", node_type, NODE_MASK, ids, ids.size(0), size)
         if (seeds := _num_seeds(message, node_type)) is not None:
-            _mark(longer, node_type, SEED_MASK, message[key(NODE, node_type)], seeds, size)
+            _mark(longer, "node", node_type, SEED_MASK, ids, seeds, size)
     for edge_type, size in shape.edges.items():
-        links = message[key(EDGE_INDEX, edge_type)]
-        ends = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
-        longer[key(EDGE_INDEX, edge_type)] = _with_dead_edges(
-            links, size, dead[ends[0]], dead[ends[1]]
-        )
-        for name in edge_fields(message, edge_type, of_edges):
-            longer[name] = _longer(message[name], size)
-        _count_dead(longer, key(EDGES_PER_HOP, edge_type), size - links.size(1))
-        _mark(longer, edge_type, EDGE_MASK, links, links.size(1), size, of_nodes=False)
+        real = links[type_name(edge_type)]
+        src, _, dst = edge_type or ("", "", "")
+        longer[key(EDGE_INDEX, edge_type)] = _with_dead_edges(real, size, dead[src], dead[dst])
+        _mark(longer, "edge", edge_type, EDGE_MASK, real, real.size(1), size)
     return longer
-
-
-def node_fields(
-    message: SampleMessage, node_type: NodeType | None, of_edges: Container[str] = ()
-) -> list[str]:
-    """Return the keys of a message with a row for each node of a type; see `padded`."""
-    built_in = [name for name in (key(field, node_type) for field in _NODE_ROWS) if name in message]
-    further = _further(message, node_type)
-    if node_type is None:
-        further = [name for name in further if name[len(ATTRIBUTE) :] not in of_edges]
-    return built_in + further
-
-
-def edge_fields(
-    message: SampleMessage, edge_type: EdgeType | None, of_edges: Container[str] = ()
-) -> list[str]:
-    """Return the keys of a message with a row for each edge of a type, except the edges."""
-    built_in = [name for name in (key(field, edge_type) for field in _EDGE_ROWS) if name in message]
-    further = _further(message, edge_type)
-    if edge_type is None:
-        further = [name for name in further if name[len(ATTRIBUTE) :] in of_edges]
-    return built_in + further
-
-
-def _further(message: SampleMessage, graph_type: NodeType | EdgeType | None) -> list[str]:
-    start = key(ATTRIBUTE, graph_type)
-    return [name for name in message if name.startswith(start)]
 
 
 def _longer(rows: Tensor, size: int, fill: int = 0) -> Tensor:
@@ -144,6 +116,11 @@ def _longer(rows: Tensor, size: int, fill: int = 0) -> Tensor:
     longer[: rows.size(0)] = rows
     longer[rows.size(0) :] = fill
     return longer
+
+
+def hops_of(per_hop: list[int]) -> Tensor:
+    """Return ``[num_nodes]`` int64, the hop of each node: nodes lie in the order of their hops."""
+    return torch.arange(len(per_hop)).repeat_interleave(torch.tensor(per_hop, dtype=torch.int64))
 
 
 def _with_dead_edges(links: Tensor, size: int, sources: range, destinations: range) -> Tensor:
@@ -159,13 +136,11 @@ def _with_dead_edges(links: Tensor, size: int, sources: range, destinations: ran
     return edges
 
 
-def _count_dead(message: SampleMessage, name: str, dead: int) -> None:
+def _with_dead(counts: Tensor, dead: int) -> Tensor:
     """Count dead nodes or edges with the last hop."""
     # `trim_to_layer` cuts the ends of tensors, by the last counts: so dead ones go first, with
     # those of the last hop, and the rest is the same as without them.
-    counts = message.get(name)
-    if counts is not None and counts.numel():
-        message[name] = torch.cat([counts[:-1], counts[-1:] + dead])
+    return torch.cat([counts[:-1], counts[-1:] + dead]) if counts.numel() else counts
 
 
 def _num_seeds(message: SampleMessage, node_type: NodeType | None) -> int | None:
@@ -178,17 +153,16 @@ def _num_seeds(message: SampleMessage, node_type: NodeType | None) -> int | None
 
 def _mark(
     message: SampleMessage,
+    axis: Axis,
     graph_type: NodeType | EdgeType | None,
     name: str,
     like: Tensor,
     true: int,
     size: int,
-    *,
-    of_nodes: bool = True,
 ) -> None:
     mask = torch.zeros(size, dtype=torch.bool, device=like.device)
     mask[:true] = True
-    message[key(ATTRIBUTE + name, graph_type)] = mask
+    message[key(declared(axis, name), graph_type)] = mask
 
 
 def padding_sizes(batches: Iterable[Any], *, share: float = 0.99) -> dict[str, Any]:

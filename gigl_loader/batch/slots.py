@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gigl_loader.batch.message import Field
 from gigl_loader.runtime.memory import segments
+from gigl_loader.runtime.memory.segments import Layout
 
 _SPARE = 1.2
 """A new slot is this much larger than its first message: batches vary a little, and a batch that
 does not fit costs a new slot with all its page faults."""
 _PAGE = 64 * 1024
 """Sizes of slots are multiples of this many bytes."""
-
-Layout = list[tuple[str, str, tuple[int, ...], int]]
-"""(key, name of the dtype, shape, offset in bytes) of each tensor of a message."""
 
 
 @dataclass
@@ -44,18 +44,16 @@ class Written:
 
 def layout_of(fields: Sequence[Field]) -> tuple[Layout, int]:
     """Return the place of each field, and the total bytes."""
-    layout: Layout = []
-    at = 0
-    for field in fields:
-        layout.append((field.key, field.dtype, field.shape, at))
-        at += segments.align(segments.nbytes_of(field.dtype, field.shape))
-    return layout, at
+    return segments.layout_of([(field.key, field.dtype, field.shape) for field in fields])
 
 
 def write_fields(fields: Sequence[Field], layout: Layout, buffer: Any) -> None:
     """Let each field write itself to its place."""
-    for field, (_, dtype, shape, offset) in zip(fields, layout, strict=True):
-        field.write(segments.array_in(buffer, dtype, shape, offset))
+    for field, out in zip(fields, segments.arrays_in(buffer, layout), strict=True):
+        if field.values is None:
+            field.write(out)
+        else:
+            np.copyto(out, field.values)
 
 
 class SlotWriter:

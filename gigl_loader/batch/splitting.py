@@ -5,7 +5,7 @@ that the part expands has exactly the neighbours that were drawn for it. So mode
 layers than hops give its seeds the same outputs as in the whole batch.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -13,27 +13,25 @@ import torch
 from torch import Tensor
 
 from gigl_loader.batch.message import (
-    BATCH,
     EDGE_INDEX,
     EDGE_INPUT_ID,
-    EDGE_LABEL,
     EDGE_LABEL_INDEX,
     EDGE_TIME,
     EDGES_PER_HOP,
     INPUT_ID,
     LABEL_COUNTS,
     LABEL_LINKS,
-    NEGATIVE,
+    META,
     NODE,
     NODES_PER_HOP,
-    POSITIVE,
-    SEED_TIME,
     TREE,
     SampleMessage,
+    fields_of,
     key,
-    label_column,
+    label_columns,
+    spec_of,
 )
-from gigl_loader.batch.padding import PadShape, edge_fields, node_fields
+from gigl_loader.batch.padding import PadShape, hops_of
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 
@@ -64,23 +62,26 @@ _RootLabels = list[tuple[NodeType | None, Tensor]]
 """Type and local labels of roots, in the order in which a part has them, with repeats."""
 
 
-def parts_of(
-    message: SampleMessage, shape: PadShape, layout: SeedLayout, of_edges: Container[str] = ()
-) -> list[SampleMessage]:
+def parts_of(message: SampleMessage, shape: PadShape, layout: SeedLayout) -> list[SampleMessage]:
     """Return a batch as batches that fit ``shape``, in the order of its seeds; mostly itself.
 
     Args:
         message: From a sampler whose batches grow hop by hop.
         shape: The shape that each part has to fit.
         layout: Positions of its seeds.
-        of_edges: Further attributes of edges, not nodes, in a homogeneous message.
 
     Raises:
-        ConfigError: A seed alone does not fit.
+        ConfigError: A seed alone does not fit; or a sampler does not say what a value is for.
     """
     if shape.fits(message):
         return [message]
-    return _BatchToSplit(message, shape, layout, of_edges).parts()
+    if whole := [name for name in message if name.startswith(META)]:
+        raise ConfigError(
+            f"the batch does not fit pad= and would be split, and it has {whole}, of which nobody "
+            'knows what belongs to a part: let the sampler name such a value by declared("node", '
+            '...), or "edge", "seed", or "batch" if it holds for each part; or raise pad='
+        )
+    return _BatchToSplit(message, shape, layout).parts()
 
 
 class _BatchToSplit:
@@ -90,11 +91,8 @@ class _BatchToSplit:
     `sampler.gpu.device_expansion`: with the batch on a GPU, the host waits only for the counts.
     """
 
-    def __init__(
-        self, message: SampleMessage, shape: PadShape, layout: SeedLayout, of_edges: Container[str]
-    ) -> None:
+    def __init__(self, message: SampleMessage, shape: PadShape, layout: SeedLayout) -> None:
         self._message, self._shape, self._layout = message, shape, layout
-        self._attributes_of_edges = of_edges
         self._num_nodes = {name: message[key(NODE, name)].size(0) for name in shape.nodes}
         counts = next(message[key(NODES_PER_HOP, name)] for name in shape.nodes)
         self._num_hops = counts.numel() - 1
@@ -140,14 +138,17 @@ class _BatchToSplit:
             self._cut_nodes(part, grown)
         for name in self._num_nodes:
             chosen = grown.chosen[name][: grown.num_nodes[name]]
-            for field in node_fields(self._message, name, self._attributes_of_edges):
-                part[field] = self._message[field].index_select(0, chosen)
             stops = grown.stops[name]
-            part[key(NODES_PER_HOP, name)] = torch.tensor(
-                [after - before for before, after in zip([0, *stops], stops, strict=False)]
-            )
-            if (tree := key(TREE, name)) in part:
-                part[tree] = self._trees(start, stop)[part[tree].index_select(0, chosen)]
+            per_hop = [after - before for before, after in zip([0, *stops], stops, strict=False)]
+            part[key(NODES_PER_HOP, name)] = torch.tensor(per_hop)
+            for field in fields_of(self._message, "node", name):
+                spec = spec_of(field)[1]
+                values = self._message[field].index_select(0, chosen)
+                if spec.of_trees:
+                    values = self._trees(start, stop)[values]
+                if spec.of_hops:
+                    values = hops_of(per_hop).to(values.device)
+                part[field] = values
         for edge_type, per_hop in grown.edges_per_hop.items():
             src, dst = _ends(edge_type)
             links = self._message[key(EDGE_INDEX, edge_type)]
@@ -156,8 +157,9 @@ class _BatchToSplit:
             part[key(EDGE_INDEX, edge_type)] = torch.stack(
                 [grown.new[src][links[0][chosen]], grown.new[dst][links[1][chosen]]]
             )
-            for field in edge_fields(self._message, edge_type, self._attributes_of_edges):
-                part[field] = self._message[field].index_select(0, chosen)
+            for field in fields_of(self._message, "edge", edge_type):
+                if field != key(EDGE_INDEX, edge_type):
+                    part[field] = self._message[field].index_select(0, chosen)
             part[key(EDGES_PER_HOP, edge_type)] = torch.tensor(per_hop, dtype=torch.int64)
         self._rename(part, grown.new)
         return part
@@ -225,31 +227,29 @@ class _BatchToSplit:
     def _cut_nodes(self, part: SampleMessage, grown: "_PartGraph") -> None:
         """Cut the values of seeds that are nodes."""
         layout, start, stop = self._layout, grown.start, grown.stop
-        for name in (BATCH, INPUT_ID, SEED_TIME):
-            if (field := key(name, layout.input_type)) in part:
-                part[field] = part[field][start:stop]
+        for field in fields_of(part, "seed", layout.input_type):
+            part[field] = part[field][start:stop]
         for name, _ in self._labels():
             at, count = grown.labels[name][0], grown.label_counts[name]
             part[LABEL_LINKS + name] = part[LABEL_LINKS + name][:, at[:count]]
             part[LABEL_COUNTS + name] = part[LABEL_COUNTS + name][start:stop]
 
     def _labels(self) -> Iterator[tuple[str, EdgeType]]:
-        for edge_type in self._layout.supervision:
-            for sign in (POSITIVE, NEGATIVE):
-                name = label_column(sign, edge_type)
-                if LABEL_LINKS + name in self._message:
-                    yield name, edge_type
+        for _, edge_type, name in label_columns(self._layout.supervision):
+            if LABEL_LINKS + name in self._message:
+                yield name, edge_type
 
     def _cut_edges(self, part: SampleMessage, start: int, stop: int) -> _RootLabels:
         """Cut the values of seed edges and their negatives; return the roots of the part."""
         layout, links = self._layout, part[EDGE_LABEL_INDEX]
         count = layout.count(part)
         columns = self._pair_positions(links, count, start, stop)
-        for name in (EDGE_LABEL, EDGE_INPUT_ID, EDGE_TIME):
-            if name in part:
-                # Times of pairs include negatives; all else is for the seed edges alone.
-                of_pairs = part[name].size(0) > count
-                part[name] = part[name][columns if of_pairs else slice(start, stop)]
+        for name in [name for name in part if spec_of(name)[1].axis == "seed"]:
+            part[name] = part[name][start:stop]
+        if EDGE_TIME in part:
+            # Times of pairs include negatives.
+            of_pairs = part[EDGE_TIME].size(0) > count
+            part[EDGE_TIME] = part[EDGE_TIME][columns if of_pairs else slice(start, stop)]
         part[EDGE_LABEL_INDEX] = links[..., columns]
         if layout.triplets:
             num = stop - start

@@ -495,9 +495,7 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         msg = with_widened_features(msg)
         if self._transform_output is not None:
             types = batch_types(msg, self._dataset_schema, self.edge_dir)
-            named = self._dataset_schema.edge_attributes.values()
-            of_edges = {name for names in named for name in names}
-            msg = transform_outputs(msg, self._transform_output, *types, of_edges)
+            msg = transform_outputs(msg, self._transform_output, *types)
         if self._padding is not None:
             msg = self._padding.padded(msg)
         batch = returned(self._make_batch(msg), "the method", self._make_batch, "the batch")

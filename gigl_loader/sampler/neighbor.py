@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.batch.message import (
-    ATTRIBUTE,
     EDGE,
     EDGE_INDEX,
     EDGE_ROWS,
@@ -16,7 +15,10 @@ from gigl_loader.batch.message import (
     NODE_ROWS,
     NODES_PER_HOP,
     TREE,
+    Axis,
+    declared,
     key,
+    keys_of_type,
 )
 from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import reverse_edge_type
@@ -74,9 +76,28 @@ class NeighborSampler:
             kind: getattr(view, kind) if plan.has_rows(kind) else {}
             for kind in (*NODE_ROWS, *EDGE_ROWS)
         }
-        self._attributes: dict[Any, list[str]] = {}
-        if plan.collect_features:
-            self._attributes = view.attribute_names()
+        names: dict[Any, list[str]] = view.attribute_names() if plan.collect_features else {}
+        self.keys = {
+            name: keys_of_type(self._in_batch(name)) for name in (*view.num_nodes, *plan.fanouts)
+        }
+        """Keys of all fields, by node and edge type."""
+        self.attributes = {
+            owner: [
+                (name, key(declared(_axis_of(owner), name), self._in_batch(owner)))
+                for name in found
+            ]
+            for owner, found in names.items()
+        }
+        """Further attributes of a type, and their keys."""
+
+    def _in_batch(self, graph_type: Any) -> Any:
+        """Return a type as batches name it; None: homogeneous."""
+        if not self._view.is_heterogeneous:
+            return None
+        # With "out" messages go against the walked edges: they are of the reverse type, as in GLT.
+        if isinstance(graph_type, tuple) and self._view.edge_dir == "out":
+            return reverse_edge_type(graph_type)
+        return graph_type
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields of the batch of ``request``."""
@@ -95,67 +116,64 @@ class NeighborSampler:
         fields = []
         per_hop, elsewhere = sampled.nodes_per_hop, self._elsewhere
         for node_type in self.nodes.types:
-            name = node_type if self._view.is_heterogeneous else None
-            nodes = self.nodes.ids(node_type)
-            fields.append(Field.of(key(NODE, name), nodes))
+            keys, nodes = self.keys[node_type], self.nodes.ids(node_type)
+            fields.append(Field.of(keys[NODE], nodes))
             if per_hop:
-                fields.append(Field.of(key(NODES_PER_HOP, name), np.array(per_hop[node_type])))
+                fields.append(Field.of(keys[NODES_PER_HOP], np.array(per_hop[node_type])))
             if self.nodes.disjoint:
                 write = partial(self.nodes.write_seeds, node_type)
-                fields.append(Field(key(TREE, name), "int64", nodes.shape, write))
+                fields.append(Field(keys[TREE], "int64", nodes.shape, write))
             # One split for features, labels and attributes: the owners of ids are looked up once.
             split = self._reader.split(self._view.node_books.get(node_type), nodes)
             for kind, field in NODE_ROWS.items():
                 if node_type in self._rows[kind]:
                     rows = self._reader.fetch(kind, node_type, nodes, split)
-                    fields.append(Field(key(field, name), *rows))
+                    fields.append(Field(keys[field], *rows))
                 elif kind == "node_features" and elsewhere is not None and node_type in elsewhere:
-                    fields.append(Field.of(key(field, name), elsewhere.fetch(node_type, nodes)))
-            fields += self._attribute_fields("node_attributes", node_type, name, nodes, split)
+                    fields.append(Field.of(keys[field], elsewhere.fetch(node_type, nodes)))
+            fields += self._attribute_fields("node_attributes", node_type, nodes, split)
         return fields
 
     def _attribute_fields(
-        self, kind: str, owner: Any, name: Any, ids: Array, split: Split | None
+        self, kind: str, owner: Any, ids: Array, split: Split | None
     ) -> list[Field]:
-        """Return further attributes of a type: ``owner`` in the dataset, ``name`` in a batch."""
+        """Return further attributes of a type."""
         fields = []
-        for attribute in self._attributes.get(owner, ()):
+        for attribute, attribute_key in self.attributes.get(owner, ()):
             rows = self._reader.fetch(kind, (owner, attribute), ids, split)
-            fields.append(Field(key(ATTRIBUTE + attribute, name), *rows))
+            fields.append(Field(attribute_key, *rows))
         return fields
 
     def _edge_fields(self, sampled: Sampled) -> list[Field]:
         fields = []
         for edge_type, collected in sampled.edges.items():
-            name = None
-            if self._view.is_heterogeneous:
-                # With "out" messages go against the walked edges: they are of the reverse type, as
-                # in GLT.
-                reverse = self._view.edge_dir == "out"
-                name = reverse_edge_type(edge_type) if reverse else edge_type
-            shape = (2, collected.count)
-            fields.append(Field(key(EDGE_INDEX, name), "int64", shape, collected.write_edge_index))
+            keys, shape = self.keys[edge_type], (2, collected.count)
+            fields.append(Field(keys[EDGE_INDEX], "int64", shape, collected.write_edge_index))
             if sampled.nodes_per_hop:
                 per_hop = np.array(collected.per_hop, np.int64)
-                fields.append(Field.of(key(EDGES_PER_HOP, name), per_hop))
+                fields.append(Field.of(keys[EDGES_PER_HOP], per_hop))
             if self._plan.with_edge and collected.has_ids:
                 ids = collected.ids()
-                fields.append(Field.of(key(EDGE, name), ids))
-                fields += self._edge_row_fields(edge_type, name, ids)
+                fields.append(Field.of(keys[EDGE], ids))
+                fields += self._edge_row_fields(edge_type, ids)
         return fields
 
-    def _edge_row_fields(self, edge_type: Any, name: Any, ids: Array) -> list[Field]:
+    def _edge_row_fields(self, edge_type: Any, ids: Array) -> list[Field]:
         """Return features and further attributes of the edges ``ids``."""
         kinds = [kind for kind in EDGE_ROWS if edge_type in self._rows[kind]]
         # Before the split, which costs a pass over all edges.
-        if not kinds and edge_type not in self._attributes:
+        if not kinds and edge_type not in self.attributes:
             return []
         split = self._reader.split(self._view.edge_books.get(edge_type), ids)
         fields = []
         for kind in kinds:
             rows = self._reader.fetch(kind, edge_type, ids, split)
-            fields.append(Field(key(EDGE_ROWS[kind], name), *rows))
-        return fields + self._attribute_fields("edge_attributes", edge_type, name, ids, split)
+            fields.append(Field(self.keys[edge_type][EDGE_ROWS[kind]], *rows))
+        return fields + self._attribute_fields("edge_attributes", edge_type, ids, split)
+
+
+def _axis_of(graph_type: Any) -> Axis:
+    return "edge" if isinstance(graph_type, tuple) else "node"
 
 
 def subgraph_sampler(

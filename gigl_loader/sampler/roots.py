@@ -12,7 +12,15 @@ from typing import Protocol
 
 import numpy as np
 
-from gigl_loader.batch.message import BATCH, INPUT_ID, IS_HETERO, META, SEED_TIME, Field, key
+from gigl_loader.batch.message import (
+    BATCH,
+    INPUT_ID,
+    IS_HETERO,
+    META,
+    SEED_TIME,
+    Field,
+    keys_of_type,
+)
 from gigl_loader.dataset.partition.partition_view import earlier, keys_of
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.runtime.memory.segments import Array, array_in, nbytes_of
@@ -54,6 +62,8 @@ class NodeRoots:
 
     def __init__(self, reader: GraphReader, plan: SamplingPlan) -> None:
         self._view, self._plan = reader.view, plan
+        self._is_hetero = np.uint8(reader.view.is_heterogeneous)
+        self._keys = keys_of_type(plan.input_type if reader.view.is_heterogeneous else None)
 
     def place(self, request: SampleRequest, nodes: BatchNodes) -> RootFields:
         """Put the seeds first."""
@@ -64,16 +74,15 @@ class NodeRoots:
 
     def fields(self, request: SampleRequest, nodes: BatchNodes) -> list[Field]:
         """Return the fields that describe the seeds of the batch."""
-        hetero = self._view.is_heterogeneous
-        input_type = self._plan.input_type if hetero else None
+        keys = self._keys
         fields = [
-            Field.of(IS_HETERO, np.uint8(hetero)),
-            Field.of(key(INPUT_ID, input_type), request.extra.get(INPUT_ID, request.input_id)),
+            Field.of(IS_HETERO, self._is_hetero),
+            Field.of(keys[INPUT_ID], request.extra.get(INPUT_ID, request.input_id)),
         ]
         if not self._plan.expansion.in_trees:  # there, PyG's `batch` is the tree of each node
-            fields.append(Field.of(key(BATCH, input_type), request.seeds))
+            fields.append(Field.of(keys[BATCH], request.seeds))
         if nodes.seed_times is not None:
-            fields.append(Field.of(key(SEED_TIME, input_type), nodes.seed_times))
+            fields.append(Field.of(keys[SEED_TIME], nodes.seed_times))
         return fields
 
 

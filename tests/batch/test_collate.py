@@ -4,7 +4,6 @@ import torch
 
 from gigl_loader.batch.collate import batch_types, to_data, to_hetero_data
 from gigl_loader.batch.message import (
-    ATTRIBUTE,
     BATCH,
     EDGE,
     EDGE_FEATURES,
@@ -18,6 +17,7 @@ from gigl_loader.batch.message import (
     PPR,
     SEED_TIME,
     TREE,
+    declared,
     key,
 )
 from gigl_loader.dataset.schema import DatasetSchema, message_passing_to_positive_label
@@ -46,8 +46,8 @@ def test_a_homogeneous_batch_has_pygs_names_and_glts() -> None:
         NODES_PER_HOP: torch.tensor([2, 1]),
         EDGES_PER_HOP: torch.tensor([2]),
         META + "mapping": torch.tensor([0, 1]),
-        ATTRIBUTE + "age": torch.tensor([4, 5, 6]),
-        ATTRIBUTE + "pair_index": torch.tensor([[1, 2], [3, 4], [5, 6]]),
+        declared("node", "age"): torch.tensor([4, 5, 6]),
+        declared("edge", "pair_index"): torch.tensor([[1, 2], [3, 4], [5, 6]]),
     }
     data = to_data(message)
     assert data.n_id is data.node is message[NODE]
@@ -57,7 +57,7 @@ def test_a_homogeneous_batch_has_pygs_names_and_glts() -> None:
     assert data.batch_size == 2
     assert (data.num_sampled_nodes, data.num_sampled_edges) == ([2, 1], [2])
     assert data.mapping.tolist() == [0, 1]
-    assert data.age is message[ATTRIBUTE + "age"]
+    assert data.age is message[declared("node", "age")]
     # PyG concatenates what is called an index along its last dimension: rows go there
     assert data.pair_index.tolist() == [[1, 3, 5], [2, 4, 6]]
 
@@ -107,8 +107,8 @@ def test_a_heterogeneous_batch_counts_by_store_and_over_all_types() -> None:
         key(EDGE_FEATURES, KNOWS): torch.ones(1, 3),
         key(EDGES_PER_HOP, KNOWS): torch.tensor([1]),
         key(EDGE_INDEX, BUYS): torch.empty(2, 0, dtype=torch.int64),
-        key(ATTRIBUTE + "age", KNOWS): torch.tensor([6]),
-        key(ATTRIBUTE + "age", "item"): torch.tensor([2]),
+        key(declared("edge", "age"), KNOWS): torch.tensor([6]),
+        key(declared("node", "age"), "item"): torch.tensor([2]),
     }
     data = to_hetero_data(message, ["item", "user"], [BUYS, KNOWS])
     assert data.num_sampled_nodes == {"item": [0, 1], "user": [1, 1]}

@@ -9,7 +9,6 @@ from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, padding_sizes
 from gigl_loader.batch.message import (
-    ATTRIBUTE,
     BATCH,
     EDGE,
     EDGE_FEATURES,
@@ -22,6 +21,7 @@ from gigl_loader.batch.message import (
     NODES_PER_HOP,
     TREE,
     SampleMessage,
+    declared,
     key,
 )
 from gigl_loader.batch.padding import LEAST_DEAD, PadShape, padded
@@ -42,13 +42,13 @@ def _message(nodes: int, edges: int, seeds: int) -> SampleMessage:
         EDGE_FEATURES: torch.rand(edges, 0),
         NODES_PER_HOP: torch.tensor([seeds, nodes - seeds]),
         EDGES_PER_HOP: torch.tensor([edges]),
-        ATTRIBUTE + "train_mask": torch.ones(nodes, dtype=torch.bool),
-        ATTRIBUTE + "weight": torch.ones(edges),
+        declared("node", "train_mask"): torch.ones(nodes, dtype=torch.bool),
+        declared("edge", "weight"): torch.ones(edges),
     }
 
 
-OF_NODES = (NODE, NODE_FEATURES, NODE_LABELS, TREE, ATTRIBUTE + "train_mask")
-OF_EDGES = (EDGE, EDGE_FEATURES, ATTRIBUTE + "weight")
+OF_NODES = (NODE, NODE_FEATURES, NODE_LABELS, TREE, declared("node", "train_mask"))
+OF_EDGES = (EDGE, EDGE_FEATURES, declared("edge", "weight"))
 
 
 @settings(max_examples=examples(200))
@@ -67,7 +67,7 @@ def test_what_is_real_stays_and_what_is_dead_is_apart(
     before = {name: value.clone() for name, value in message.items()}
     shape = PadShape({None: nodes + dead}, {None: edges + dead_edges})
     assert shape.fits(message)
-    found = padded(message, shape, 9, {"weight"})
+    found = padded(message, shape, 9)
     assert all(torch.equal(message[name], value) for name, value in before.items()), "as it was"
     for names, count, size in (
         (OF_NODES, nodes, nodes + dead),
@@ -85,7 +85,7 @@ def test_what_is_real_stays_and_what_is_dead_is_apart(
     assert found[NODES_PER_HOP].tolist() == [seeds, more + dead]
     assert found[EDGES_PER_HOP].tolist() == [edges + dead_edges]
     for name, count in (("pad_node_mask", nodes), ("pad_edge_mask", edges), ("seed_mask", seeds)):
-        mask = found[ATTRIBUTE + name]
+        mask = found[declared("edge" if name == "pad_edge_mask" else "node", name)]
         assert mask.tolist() == [True] * count + [False] * (mask.numel() - count)
     for name in (INPUT_ID, BATCH):
         assert found[name] is message[name]
@@ -109,8 +109,8 @@ def test_ends_of_dead_edges_are_of_the_types_of_the_edge() -> None:
     found = padded(message, PadShape({"user": 7, "item": 3}, {BUYS: 6, KNOWS: 5}), 2)
     assert found[key(EDGE_INDEX, BUYS)].tolist() == [[0, 1, 4, 5, 6, 4], [0, 0, 2, 1, 2, 1]]
     assert found[key(EDGE_INDEX, KNOWS)].tolist() == [[4, 5, 6, 4, 5], [5, 6, 4, 5, 6]]
-    assert key(ATTRIBUTE + "seed_mask", "user") in found
-    assert key(ATTRIBUTE + "seed_mask", "item") not in found
+    assert key(declared("node", "seed_mask"), "user") in found
+    assert key(declared("node", "seed_mask"), "item") not in found
 
 
 def _batch(nodes: int, edges: int) -> Data:

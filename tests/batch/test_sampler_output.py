@@ -11,7 +11,6 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from gigl_loader import ConfigError
 from gigl_loader.batch.collate import transform_outputs
 from gigl_loader.batch.message import (
-    ATTRIBUTE,
     EDGE,
     EDGE_FEATURES,
     EDGE_INDEX,
@@ -22,6 +21,7 @@ from gigl_loader.batch.message import (
     NODES_PER_HOP,
     SEED_TIME,
     TREE,
+    declared,
     key,
 )
 
@@ -35,10 +35,10 @@ def _message(nodes: list[int], edges: list[int]) -> dict[str, torch.Tensor]:
         IS_HETERO: torch.tensor(0, dtype=torch.uint8),
         NODE: node,
         NODE_FEATURES: node.view(-1, 1).float(),
-        ATTRIBUTE + "age": 10 * node,
+        declared("node", "age"): 10 * node,
         EDGE: edge,
         EDGE_FEATURES: edge.view(-1, 1).float(),
-        ATTRIBUTE + "weight": 10 * edge,
+        declared("edge", "weight"): 10 * edge,
         EDGE_INDEX: torch.zeros(2, len(edges), dtype=torch.int64),
         NODES_PER_HOP: torch.tensor([1, len(nodes) - 1]),
         INPUT_ID: torch.tensor([3]),
@@ -47,7 +47,7 @@ def _message(nodes: list[int], edges: list[int]) -> dict[str, torch.Tensor]:
 
 
 def _run(message: dict, change: Any) -> dict[str, torch.Tensor]:
-    return transform_outputs(message, change, [], [], of_edges={"weight"})
+    return transform_outputs(message, change, [], [])
 
 
 # ids repeat, as they do over trees and where edges are drawn with replacement
@@ -71,9 +71,9 @@ def test_rows_follow_ids_whatever_is_dropped_repeated_or_reordered(
     before = dict(message)
     found = _run(message, change)
     assert found[NODE].tolist() == found[NODE_FEATURES].view(-1).tolist() == kept
-    assert found[ATTRIBUTE + "age"].tolist() == [10 * node for node in kept]
+    assert found[declared("node", "age")].tolist() == [10 * node for node in kept]
     assert found[EDGE].tolist() == found[EDGE_FEATURES].view(-1).tolist() == walked
-    assert found[ATTRIBUTE + "weight"].tolist() == [10 * edge for edge in walked]
+    assert found[declared("edge", "weight")].tolist() == [10 * edge for edge in walked]
     assert found[EDGE_INDEX].shape == (2, len(walked))
     assert all(message[name] is value for name, value in before.items())
 

@@ -14,7 +14,6 @@ import pytest
 from support.conditions import SetConstants
 
 from gigl_loader.batch.message import Attempt, BatchTicket
-from gigl_loader.batch.slots import Layout
 from gigl_loader.errors import (
     PeerError,
     PeerLostError,
@@ -30,6 +29,7 @@ from gigl_loader.graph_store.wire.payload import pack_batch
 from gigl_loader.graph_store.wire.requests import BatchMessage, FetchAnswer, Nothing
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.memory.same_host import OwnHostProof, Region
+from gigl_loader.runtime.memory.segments import Layout
 from gigl_loader.runtime.transport import EndReason
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
 from gigl_loader.testing import wait_until

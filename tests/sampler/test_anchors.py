@@ -299,7 +299,7 @@ def test_a_plain_glt_dataset_gives_the_same(graph, edge_dir) -> None:
         sample([dataset], [2, 0], supervision, _all(graph), with_edge=True)
         for dataset in (ours, DistDataset.wrap(theirs))
     ]
-    masks = {name for name in messages[0] if name.endswith("@train_mask")}
+    masks = {name for name in messages[0] if name.endswith("@node:train_mask")}
     assert masks, "which GLT's class has no place for"
     assert messages[0].keys() - masks == messages[1].keys()
     for name, value in messages[1].items():

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.batch.message import ATTRIBUTE, EDGE_ROWS, NODE_ROWS, SampleMessage
-from gigl_loader.batch.slots import Layout
+from gigl_loader.batch.message import SampleMessage, spec_of
 from gigl_loader.errors import ProtocolError
 from gigl_loader.runtime.memory import segments
-from gigl_loader.runtime.memory.segments import Array, array_in
+from gigl_loader.runtime.memory.segments import Array, Layout, array_in
 from gigl_loader.runtime.memory.tensors import tensor_in
 from gigl_loader.sampler.rows.packing import PackedInts, PackedRuns
 
@@ -159,13 +158,6 @@ def wire_bytes(columns: Columns, parts: list[np.ndarray], layout: Layout) -> dic
     rows = sum(
         segments.nbytes_of(dtype, shape)
         for key, dtype, shape, _ in layout
-        if not _is_packed(dtype, shape) and _is_of_rows(key.rpartition(".")[2])
+        if not _is_packed(dtype, shape) and spec_of(key)[1].has_rows
     )
     return {"structure": packed + sum(part.nbytes for part in parts) - rows, "rows": rows}
-
-
-_ROWS = {*NODE_ROWS.values(), *EDGE_ROWS.values()}
-
-
-def _is_of_rows(name: str) -> bool:
-    return name in _ROWS or name.startswith(ATTRIBUTE)

@@ -34,12 +34,10 @@ class Padding:
     may_split: bool
     layout: SeedLayout
     batch_size: int
-    of_edges: frozenset[str]
-    """Further attributes of edges, for a homogeneous graph."""
 
     def split(self, message: SampleMessage) -> list[SampleMessage]:
         """Return the batches that a batch is handed out as: mostly the batch itself."""
-        return parts_of(message, self.shape, self.layout, self.of_edges)
+        return parts_of(message, self.shape, self.layout)
 
     def padded(self, message: SampleMessage) -> SampleMessage:
         """Return a batch with dead nodes and edges.
@@ -49,7 +47,7 @@ class Padding:
         """
         for shape in (self.shape, self.larger):
             if shape is not None and shape.fits(message):
-                return padded(message, shape, self.batch_size, self.of_edges)
+                return padded(message, shape, self.batch_size)
         raise ConfigError(
             f"a batch of {self.layout.count(message)} seeds has no place in {self.shape}: with "
             f"pad=, one that is asked for by its seeds has {self.batch_size} at most, and sizes "
@@ -92,7 +90,6 @@ def make_padding(
     roots = _Seeds(sampler, inputs, schema)
     bound = _bound(pad, graph, roots, given.batch_size)
     layout = roots.layout(typed=graph.typed)
-    of_edges = frozenset(name for names in schema.edge_attributes.values() for name in names)
     shape = bound if pad is True else graph.read(pad)
     assert shape is not None, "without sizes a missing bound was raised"
     enough = bound is not None and shape.covers(
@@ -110,12 +107,7 @@ def make_padding(
             "the bound, or give pad=True"
         )
     return Padding(
-        shape=shape,
-        larger=larger,
-        may_split=may_split,
-        layout=layout,
-        batch_size=given.batch_size,
-        of_edges=of_edges,
+        shape=shape, larger=larger, may_split=may_split, layout=layout, batch_size=given.batch_size
     )
 
 

@@ -18,6 +18,7 @@ import mmap
 import os
 import pickle
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,6 +234,29 @@ _UNKNOWN_TO_NUMPY = {
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     """Return the bytes of an array."""
     return storage_dtype(dtype).itemsize * math.prod(shape)
+
+
+Layout = list[tuple[str, str, tuple[int, ...], int]]
+"""(key, name of the dtype, shape, offset in bytes) of each array in one piece of memory."""
+
+
+def layout_of(arrays: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[Layout, int]:
+    """Return the place of each array (key, name of the dtype, shape), and the total bytes."""
+    layout: Layout = []
+    at = 0
+    for key, dtype, shape in arrays:
+        layout.append((key, dtype, shape, at))
+        at += align(storage_dtype(dtype).itemsize * math.prod(shape))
+    return layout, at
+
+
+def arrays_in(buffer: Any, layout: Layout) -> "list[Array]":
+    """Return the arrays of a layout over ``buffer``, without a copy."""
+    # all at once: a batch has a dozen, and each call counts
+    return [
+        np.ndarray(shape, storage_dtype(dtype), buffer, offset)
+        for _, dtype, shape, offset in layout
+    ]
 
 
 def array_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> Array:

@@ -212,6 +212,19 @@ def tensor_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> T
     )
 
 
+def tensors_in(buffer: Any, layout: segments.Layout) -> dict[str, Tensor]:
+    """Return all tensors of a layout over ``buffer``, by key; see `tensor_in`."""
+    found = {}
+    for key, dtype, shape, offset in layout:
+        count, kind = math.prod(shape), getattr(torch, dtype)
+        if count == 0:  # torch.frombuffer refuses empty tensors
+            found[key] = torch.empty(shape, dtype=kind, device="cpu")
+        else:
+            flat = torch.frombuffer(buffer, dtype=kind, count=count, offset=offset)
+            found[key] = flat if len(shape) == 1 else flat.view(shape)
+    return found
+
+
 def share_tensor(tensor: Tensor) -> Tensor:
     """Return ``tensor`` (CPU) in memory that `dumps` can hand to another process.
 

@@ -30,7 +30,6 @@ from torch import Tensor
 from gigl_loader.batch.device.device_memory import DeviceMemory, LentTensors
 from gigl_loader.batch.leases import BufferPool
 from gigl_loader.batch.message import (
-    ATTRIBUTE,
     EDGE,
     EDGE_INDEX,
     EDGE_ROWS,
@@ -43,10 +42,9 @@ from gigl_loader.batch.message import (
     TREE,
     Field,
     SampleMessage,
-    key,
 )
 from gigl_loader.dataset.partition.partition_view import Matrix, Owner, owner_of
-from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
+from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.sizes import size_in_words
@@ -142,9 +140,6 @@ class CutBatch:
     """``ids``, once the host has them."""
 
 
-_FIELDS = {"node": NODE_ROWS, "edge": EDGE_ROWS}
-
-
 class DeviceSampler:
     """Samples on one device. One object per thread.
 
@@ -185,9 +180,6 @@ class DeviceSampler:
             adjacency.indices.device == memory.device for adjacency in view.adjacency.values()
         )
         self.replays = Replays(self._expansion, memory, may_capture=self._may_capture)
-        self._attributes: dict[Any, list[str]] = {}
-        if plan.collect_features:
-            self._attributes = view.attribute_names()
         self._matrices = self._matrices_of_batches()
 
     def _kept_rows(self, cache: int | float | None) -> KeptRows | None:
@@ -399,9 +391,9 @@ class DeviceSampler:
             host: dict[str, Tensor] = {}
             tensors: dict[str, Tensor] = {}
             for node_type in self._roots.nodes.types:
-                name = node_type if self._view.is_heterogeneous else None
-                host[key(NODES_PER_HOP, name)] = torch.tensor(drawn.per_hop[node_type])
-                self._add_nodes(tensors, node_type, name, drawn, ids, rows)
+                keys = self._roots.keys[node_type]
+                host[keys[NODES_PER_HOP]] = torch.tensor(drawn.per_hop[node_type])
+                self._add_nodes(tensors, node_type, drawn, ids, rows)
             for edge_type, sampled in drawn.edges.items():
                 self._add_edges(host, tensors, edge_type, sampled, ids, rows)
             return host, LentTensors(tensors, self._memory, self._memory.mark())
@@ -460,46 +452,46 @@ class DeviceSampler:
             types: Any = view.num_nodes if kind in NODE_ROWS else plan.fanouts
             found += [(kind, name) for name in types if name in getattr(view, kind)]
         for kind, named in (("node_attributes", view.num_nodes), ("edge_attributes", plan.fanouts)):
-            found += [(kind, (name, a)) for name in named for a in self._attributes.get(name, ())]
+            found += [
+                (kind, (name, a)) for name in named for a, _ in self._roots.attributes.get(name, ())
+            ]
         return sorted((one for one in found if plan.has_rows(one[0])), key=str)
 
     def _add_nodes(
         self,
         tensors: dict[str, Tensor],
         node_type: NodeType,
-        name: Any,
         drawn: CutBatch,
         ids: dict[Owner, Tensor],
         rows: dict[Matrix, Tensor],
     ) -> None:
-        bits, seeds = self._roots.nodes.bits, drawn.roots.seeds
+        keys, bits, seeds = self._roots.keys[node_type], self._roots.nodes.bits, drawn.roots.seeds
         if bits is not None:
             assert seeds is not None, "trees have seeds"
-            tensors[key(TREE, name)] = seeds[drawn.keys[node_type] >> bits[node_type]]
-        tensors[key(NODE, name)] = ids["node", node_type]
-        self._add_rows(tensors, "node", node_type, name, rows)
-        if key(NODE_FEATURES, name) in tensors:
+            tensors[keys[TREE]] = seeds[drawn.keys[node_type] >> bits[node_type]]
+        tensors[keys[NODE]] = ids["node", node_type]
+        self._add_rows(tensors, NODE_ROWS, node_type, rows)
+        if keys[NODE_FEATURES] in tensors:
             scales = self._view.node_features[node_type].scales
             if scales is not None:
-                tensors[SCALES + key(NODE_FEATURES, name)] = scales
+                tensors[SCALES + keys[NODE_FEATURES]] = scales
 
     def _add_rows(
         self,
         tensors: dict[str, Tensor],
-        kind: str,
+        built_in: Mapping[str, str],
         owner: NodeType | EdgeType,
-        name: Any,
         rows: dict[Matrix, Tensor],
     ) -> None:
         """Add rows of the nodes or edges of a type, of those matrices that batches have."""
+        keys = self._roots.keys[owner]
         wanted: list[tuple[str, Matrix]] = [
-            (here, (one, owner)) for one, here in _FIELDS[kind].items()
+            (keys[name], (kind, owner)) for kind, name in built_in.items()
         ]
-        for attribute in self._attributes.get(owner, ()):
-            wanted.append((ATTRIBUTE + attribute, (f"{kind}_attributes", (owner, attribute))))
-        tensors.update(
-            {key(field_name, name): rows[matrix] for field_name, matrix in wanted if matrix in rows}
-        )
+        kind = "edge_attributes" if built_in is EDGE_ROWS else "node_attributes"
+        for attribute, attribute_key in self._roots.attributes.get(owner, ()):
+            wanted.append((attribute_key, (kind, (owner, attribute))))
+        tensors.update({name: rows[matrix] for name, matrix in wanted if matrix in rows})
 
     def _node_ids(self, node_type: NodeType, keys: Tensor) -> Tensor:
         bits = self._roots.nodes.bits
@@ -514,14 +506,12 @@ class DeviceSampler:
         ids: dict[Owner, Tensor],
         rows: dict[Matrix, Tensor],
     ) -> None:
-        view, name = self._view, None
-        if view.is_heterogeneous:
-            name = reverse_edge_type(edge_type) if view.edge_dir == "out" else edge_type
-        tensors[key(EDGE_INDEX, name)] = sampled.edge_index
-        host[key(EDGES_PER_HOP, name)] = torch.tensor(sampled.per_hop, dtype=torch.int64)
+        keys = self._roots.keys[edge_type]
+        tensors[keys[EDGE_INDEX]] = sampled.edge_index
+        host[keys[EDGES_PER_HOP]] = torch.tensor(sampled.per_hop, dtype=torch.int64)
         if self._plan.with_edge:
-            tensors[key(EDGE, name)] = ids["edge", edge_type]
-            self._add_rows(tensors, "edge", edge_type, name, rows)
+            tensors[keys[EDGE]] = ids["edge", edge_type]
+            self._add_rows(tensors, EDGE_ROWS, edge_type, rows)
 
 
 def _has_repeats(ids: Array) -> bool:

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.batch.message import BATCH, NODE, ROWS
-from gigl_loader.batch.slots import Layout
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.errors import PeerLostError
 from gigl_loader.graph_store.client.row_requests import PendingRows, RowRequests
 from gigl_loader.graph_store.wire.requests import RowBook
-from gigl_loader.runtime.memory.segments import Array, align
+from gigl_loader.runtime.memory.segments import Array, Layout, align
 from gigl_loader.runtime.transport import EndReason
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.sampler.row_cache.cache import RowCache

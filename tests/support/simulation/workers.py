@@ -11,7 +11,8 @@ from typing import Any
 
 from gigl_loader.batch.leases import Packed, ServerMemory
 from gigl_loader.batch.message import BATCH, Attempt, BatchTicket, SampleMessage
-from gigl_loader.batch.slots import Layout, Written
+from gigl_loader.batch.slots import Written
+from gigl_loader.runtime.memory.segments import Layout
 from gigl_loader.sources.workers import pipe
 from gigl_loader.sources.workers.pipe import WorkerSetup
 from gigl_loader.sources.workers.pool import WorkerEvent
