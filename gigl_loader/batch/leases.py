@@ -102,7 +102,7 @@ class Lease:
         self._buffer = segments.buffer_at(slot.address, slot.nbytes)
         # tied to the buffer, not to this object: tensors keep only the buffer. Not at exit: the
         # memory goes with the process, and the table may be gone by then
-        weakref.finalize(self._buffer, table.drop, sender, number).atexit = False
+        weakref.finalize(self._buffer, table.note_end, sender, number).atexit = False
 
     @property
     def payload(self) -> memoryview:
@@ -132,11 +132,13 @@ class LeaseTable:
 
     def __init__(self, register: Register | None = None, *, lends: bool = False) -> None:
         self._register, self._lends = register, lends
-        # a lease ends in the thread that drops the last tensor, even in the middle of a call here
-        # when the garbage collector runs. So the lock is reentrant, and each call leaves the sets
-        # consistent before it makes objects
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._senders: dict[int, _Sender] = {}
+        # A lease ends in the thread that drops the last tensor: at any step of any call, also of
+        # this table, when the garbage collector runs. So its end is only noted, and the next call
+        # does the work.
+        self._ended: deque[tuple[_Sender, int]] = deque()
+        self._largest = self._leased_bytes = 0
         self.closed = False
 
     def take(self, sender: int, written: Written) -> Lease:
@@ -146,13 +148,16 @@ class LeaseTable:
             SharedMemoryError: The slot cannot be mapped.
         """
         with self._lock:
+            self._end_leases()
             state = self._senders.setdefault(sender, _Sender())
             # the worker has unmapped these: the mapping here keeps their pages
             for number in written.retired:
-                state.slots.pop(number).release()
+                self._release(state, number)
             if written.fd is not None:
-                state.slots[written.slot] = self._map(written.fd, written.nbytes)
+                slot = state.slots[written.slot] = self._map(written.fd, written.nbytes)
+                self._largest = max(self._largest, slot.nbytes)
             state.leased.add(written.slot)
+            self._leased_bytes += state.slots[written.slot].nbytes
             return Lease(self, state, written.slot, written.layout)
 
     def _map(self, fd: int, nbytes: int) -> _MappedSlot:
@@ -173,21 +178,22 @@ class LeaseTable:
         free: list[int] = []
         retired: list[int] = []
         with self._lock:
+            self._end_leases()
             # unknown before its first message, and after `forget`
-            state = self._senders.get(sender, _Sender())
-            # taken out first: an object made below may run the garbage collector, which may end a
-            # lease, which adds to the list
-            dropped, state.dropped = state.dropped, []
-            for number in dropped:
+            state = self._senders.get(sender)
+            if state is None:
+                return free, retired
+            for number in state.dropped:
                 # free at the worker already, or further on in this list
                 spare = len(state.slots) - len(state.leased)
                 if number in state.poisoned or spare > concurrency + _KEEP_FREE:
                     # the worker never gives a number again, so it need not be remembered
                     state.poisoned.discard(number)
                     retired.append(number)
-                    state.slots.pop(number).release()
+                    self._release(state, number)
                 else:
                     free.append(number)
+            state.dropped = []
         return free, retired
 
     def forget(self, sender: int) -> None:
@@ -201,27 +207,20 @@ class LeaseTable:
             state = self._senders.pop(sender, None)
             if state is not None:
                 state.is_gone = True
-                for number in set(state.slots) - state.leased:
-                    state.slots.pop(number).release()
+                self._release_unused(state)
+        self._end_noted()
 
     @property
     def largest(self) -> int:
         """Bytes of the largest slot."""
-        with self._lock:
-            return max(
-                (slot.nbytes for s in self._senders.values() for slot in s.slots.values()),
-                default=0,
-            )
+        return self._largest
 
     @property
     def leased_bytes(self) -> int:
         """Bytes of the slots that are leased and not lent."""
         with self._lock:
-            return sum(
-                state.slots[number].nbytes
-                for state in self._senders.values()
-                for number in state.leased - state.lent
-            )
+            self._end_leases()
+            return self._leased_bytes
 
     def close(self) -> None:
         """Release all memory that is not leased; the rest goes with its leases. Idempotent."""
@@ -230,29 +229,61 @@ class LeaseTable:
                 return
             self.closed = True
             for state in self._senders.values():
-                for number in set(state.slots) - state.leased:
-                    state.slots.pop(number).release()
+                self._release_unused(state)
+        self._end_noted()
 
-    # --- for leases ---------------------------------------------------------------------------
+    def _release_unused(self, state: _Sender) -> None:
+        self._end_leases()
+        for number in set(state.slots) - state.leased:
+            self._release(state, number)
 
-    def drop(self, state: _Sender, number: int) -> None:
-        """End a lease."""
-        with self._lock:
+    def _release(self, state: _Sender, number: int) -> None:
+        """Unmap a slot that nobody uses."""
+        slot = state.slots.pop(number)
+        slot.release()
+        if slot.nbytes == self._largest:
+            left = (one.nbytes for other in self._senders.values() for one in other.slots.values())
+            self._largest = max(left, default=0)
+
+    def _end_leases(self) -> None:
+        """Do what is left of leases that have ended; the caller holds the lock."""
+        while self._ended:
+            state, number = self._ended.popleft()
+            if number not in state.lent:
+                self._leased_bytes -= state.slots[number].nbytes
             state.leased.discard(number)
             state.lent.discard(number)
             if self.closed or state.is_gone:
-                state.slots.pop(number).release()
+                self._release(state, number)
             else:
-                # the worker is told with its next batch, see `returned`: this code runs in any
-                # thread, at any point of its work, and may not send
-                state.dropped.append(number)
+                state.dropped.append(number)  # its worker is told with its next batch
+
+    def _end_noted(self) -> None:
+        """End leases without a call that does so; never waits."""
+        # a lock that is taken is another thread's, or this one's, which the collector stopped in
+        # the middle of a call: both come here, or to `_end_leases`, when they are through
+        while self._ended and self._lock.acquire(blocking=False):
+            try:
+                self._end_leases()
+            finally:
+                self._lock.release()
+
+    # --- for leases ---------------------------------------------------------------------------
+
+    def note_end(self, state: _Sender, number: int) -> None:
+        """Note that a lease has ended: runs in any thread, at any step of its work."""
+        self._ended.append((state, number))
+        if self.closed or state.is_gone:  # no call will come
+            self._end_noted()
 
     def lend(self, state: _Sender, number: int) -> Region:
         """Return where a leased slot lies."""
         with self._lock:
             slot = state.slots[number]
             assert slot.fd is not None, "a table that lends keeps descriptors"
-            state.lent.add(number)
+            if number not in state.lent:
+                state.lent.add(number)
+                self._leased_bytes -= slot.nbytes
             return Region.of(slot.fd, slot.nbytes)
 
     def poison(self, state: _Sender, number: int) -> None:

@@ -227,3 +227,38 @@ def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lo
     assert torch.equal(kept, torch.full((1000,), 2.0))
     memory.close()
     assert torch.equal(kept, torch.full((1000,), 2.0))
+
+
+@pytest.mark.parametrize("call", ["forget", "close", "returned", "leased_bytes", "take"])
+@pytest.mark.parametrize("objects", range(1, 12))
+def test_a_lease_that_the_collector_ends_within_a_call(call: str, objects: int) -> None:
+    """The collector runs wherever an object is made, and tensors may be in a cycle."""
+    registered = _Registered()
+    table, writer = LeaseTable(registered), SlotWriter()
+    kept = [_take(table, writer, 9) for _ in range(3)]
+    written = writer.write([field_of("x", torch.zeros(9))])
+    calls = {
+        "forget": lambda: table.forget(0),
+        "close": table.close,
+        "returned": lambda: table.returned(0, 1),
+        "leased_bytes": lambda: table.leased_bytes,
+        "take": lambda: kept.append(table.take(0, written)),
+    }
+    thresholds, called = gc.get_threshold(), calls[call]
+    gc.disable()
+    gc.collect()  # what is there is old from now on, and the cycle is young
+    cycle: list[object] = [kept.pop(), kept.pop()]
+    cycle.append(cycle)
+    del cycle
+    gc.set_threshold(objects)  # so many are made before the collector runs
+    try:
+        gc.enable()
+        called()
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    if written.fd is not None:
+        os.close(written.fd)
+    kept.clear()
+    table.close()
+    assert registered.now == {}, "none is left"
