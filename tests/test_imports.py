@@ -60,9 +60,9 @@ FACES = {
         "pinned": "PinMemoryError PinnedRange pinned_tensors",
         "same_host": "Mappings Offer OwnHostProof Region SameHostProof read_offers",
         # memory as arrays and as tensors
-        "segments": "Array align array_in nbytes_of storage_dtype",
+        "segments": "Array Layout align array_in nbytes_of storage_dtype",
         "tensors": "Offered as_array bytes_of dtype_name dtype_named each_tensor empty_shared "
-        "give_back_freed map_file mapping_of share_tensor tensor_in",
+        "give_back_freed map_file mapping_of share_tensor tensor_in tensors_in",
     },
     "runtime/object_storage": {
         "command_options": "add_cache",
@@ -136,13 +136,14 @@ FACES = {
         "leases": "BufferPool MessageMemory Packed ServerMemory ShmChannel own_messages "
         "payload_bytes tensors_over",
         # the fields
-        "message": "ATTRIBUTE AT_ONCE_EPOCH AT_ONCE_STREAM Attempt BATCH BatchCounts BatchTicket "
-        "EDGE EDGES_PER_HOP EDGE_FEATURES EDGE_INDEX EDGE_INPUT_ID EDGE_LABEL EDGE_LABEL_INDEX "
+        "message": "AT_ONCE_EPOCH AT_ONCE_STREAM Attempt Axis BATCH BatchCounts BatchTicket EDGE "
+        "EDGES_PER_HOP EDGE_FEATURES EDGE_INDEX EDGE_INPUT_ID EDGE_LABEL EDGE_LABEL_INDEX "
         "EDGE_ROWS EDGE_TARGETS EDGE_TIME Field INPUT_ID IS_HETERO LABEL_COUNTS LABEL_LINKS META "
         "NEGATIVE NODE NODES_PER_HOP NODE_FEATURES NODE_ROWS POSITIVE PPR ROWS ROWS_OF Received "
-        "SCALES SEED_GROUP SEED_TIME SampleMessage TREE key label_column stays_on_host",
+        "SCALES SEED_GROUP SEED_TIME SampleMessage TREE declared key keys_of_type label_column "
+        "spec_of stays_on_host",
         "padding": "LEAST_DEAD PAD_ATTRIBUTES PadShape padded",
-        "slots": "Layout SlotWriter Written layout_of write_fields",
+        "slots": "SlotWriter Written layout_of write_fields",
         "splitting": "SeedLayout parts_of",
     },
     "sampler": {

@@ -208,6 +208,7 @@ class LeaseTable:
             if state is not None:
                 state.is_gone = True
                 self._release_unused(state)
+                self._largest = self._largest_now()
         self._end_noted()
 
     @property
@@ -242,8 +243,12 @@ class LeaseTable:
         slot = state.slots.pop(number)
         slot.release()
         if slot.nbytes == self._largest:
-            left = (one.nbytes for other in self._senders.values() for one in other.slots.values())
-            self._largest = max(left, default=0)
+            self._largest = self._largest_now()
+
+    def _largest_now(self) -> int:
+        """Look through all slots of workers that are there."""
+        senders = self._senders.values()
+        return max((slot.nbytes for one in senders for slot in one.slots.values()), default=0)
 
     def _end_leases(self) -> None:
         """Do what is left of leases that have ended; the caller holds the lock."""

@@ -9,7 +9,7 @@ values of a sampler say it themselves (`declared`), or are about the batch as a 
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
@@ -375,14 +375,12 @@ class Field:
     # Called with memory of the receiver, e.g. a slot: the tensor is not made elsewhere and copied.
     write: Callable[[Any], Any]
     """Takes an array of that shape and of the type's storage dtype (`runtime.memory.segments`)."""
-    values: Any = None
-    """What ``write`` copies, if that is all that it does."""
 
     @classmethod
     def of(cls, key: str, values: Any) -> "Field":
         """Return a field that copies ``values``: an array, or anything numpy can convert to one."""
         array = np.asarray(values)
-        return cls(key, array.dtype.name, array.shape, lambda out: np.copyto(out, array), array)
+        return cls(key, array.dtype.name, array.shape, partial(np.copyto, src=array))
 
 
 def stays_on_host(key: str) -> bool:

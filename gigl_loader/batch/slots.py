@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gigl_loader.batch.message import Field
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.memory.segments import Layout
@@ -50,10 +48,7 @@ def layout_of(fields: Sequence[Field]) -> tuple[Layout, int]:
 def write_fields(fields: Sequence[Field], layout: Layout, buffer: Any) -> None:
     """Let each field write itself to its place."""
     for field, out in zip(fields, segments.arrays_in(buffer, layout), strict=True):
-        if field.values is None:
-            field.write(out)
-        else:
-            np.copyto(out, field.values)
+        field.write(out)
 
 
 class SlotWriter:
