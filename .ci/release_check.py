@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-from support.pages import script  # noqa: E402 (pages run here as in the tests)
+sys.path.insert(0, str(ROOT))
+from tests.support.pages import script  # noqa: E402 (pages run here as in the tests)
 
 TASKS = (
     "docs/quickstart.md",

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.draws import ALL
+
+from tests.support.draws import ALL
 
 # Here and in all that is started: each process would compile the package, and rewrite all tests,
 # anew; half of what a process that runs tests does before its first one.
@@ -35,7 +36,7 @@ if (
     _root.mkdir(mode=0o700, exist_ok=True)
     os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_root)
 
-pytest_plugins = ("support.conditions",)
+pytest_plugins = ("tests.support.conditions",)
 
 IMPORTED_ONCE = "sklearn.datasets", "matplotlib.backends.backend_agg", "warp"
 """By nearly each process of each example, which takes it a second; and by each that runs tests."""
@@ -57,7 +58,8 @@ settings.load_profile("quarter")
 @pytest.hookimpl(trylast=True)  # once it is known which tests run
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch  # here: the process that only hands tests to others needs none of it
-    from support import glt
+
+    from tests.support import glt
 
     here = {"gpu": torch.cuda.is_available(), "glt": glt.available, "native": glt.native_available}
     for item in items:
@@ -113,13 +115,13 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
     Not the tests: their modules hold graphs in shared memory, by descriptors that a fork has not.
     """
-    from support.scripts import forked_pythons
+    from tests.support.scripts import forked_pythons
 
     until_the_end = ExitStack()
     config.add_cleanup(until_the_end.close)
     # the oldest versions are tried without what the examples and some tests need
     here = [name for name in IMPORTED_ONCE if find_spec(name.partition(".")[0])]
-    until_the_end.enter_context(forked_pythons("support.warm", "pytest", *here))
+    until_the_end.enter_context(forked_pythons("tests.support.warm", "pytest", *here))
     gc.freeze()  # pytest collects garbage at its end, several times
 
 
@@ -133,9 +135,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # the garbage collector need not look at modules and tests again and again
     if any(item.get_closest_marker("multiprocess") for item in session.items):
         with pytest.MonkeyPatch.context() as patch:
-            # Python 3.11 does not tell the fork server where the tests' own modules are
+            # Python 3.11 does not tell the fork server where `tests` is
             patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-            start_fork_server("support.warm", "pytest")
+            start_fork_server("tests.support.warm", "pytest")
 
 
 @pytest.hookimpl(trylast=True)
@@ -166,7 +168,7 @@ def _signals() -> object:
 @pytest.fixture(scope="session", autouse=True)
 def _fast_supervisors() -> Iterator[None]:
     """Start the supervisors of sampling workers from a process that has imported all they need."""
-    from support.zygote import fast_supervisors
+    from tests.support.zygote import fast_supervisors
 
     with fast_supervisors():
         yield
@@ -178,7 +180,7 @@ def starts_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A pool of workers that one of them starts nevertheless starts as a user's does.
     """
-    from support import zygote
+    from tests.support import zygote
 
     monkeypatch.setenv(zygote.VARIABLE, "0")
 

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -417,3 +418,17 @@ def test_what_a_thread_keeps_is_typed() -> None:
     """A bare ``threading.local()`` has any attribute: one was read that nobody wrote."""
     bare = [_path(file) for file in FILES if "threading.local()" in file.read_text()]
     assert bare == [], "give a subclass its attributes"
+
+
+def test_what_tests_share_has_one_path() -> None:
+    """By two paths a helper would be two modules; by a bare name, the first of several files."""
+    config = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
+    assert config["tool"]["pytest"]["ini_options"]["pythonpath"] == ["."]
+    files = sorted((PACKAGE.parent / "tests").rglob("*.py"))
+    shared = {file.stem for file in files if not file.stem.startswith(("test_", "__", "conftest"))}
+    bare = {
+        file.name: found
+        for file in files
+        if (found := shared & {name.partition(".")[0] for name in _imports(file.read_text())})
+    }
+    assert bare == {}, "import it as tests.<folder>.<module>"

@@ -11,12 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support import glt
 
 import gigl_loader
 from gigl_loader import errors, graph_store
 from gigl_loader.compat.advice import ADVICE
 from gigl_loader.graph_store import ray
+from tests.support import glt
 
 utils = importlib.import_module("gigl_loader.utils")  # which type checkers do not see
 PACKAGES: tuple[ModuleType, ...] = (gigl_loader, graph_store, ray)

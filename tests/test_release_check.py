@@ -13,8 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from docs.test_pages import PAGES
-from support.pages import blocks, script
+
+from tests.docs.test_pages import PAGES
+from tests.support.pages import blocks, script
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, padding_sizes
@@ -25,6 +24,7 @@ from gigl_loader.batch.message import (
     key,
 )
 from gigl_loader.batch.padding import LEAST_DEAD, PadShape, padded
+from tests.support.draws import examples
 
 BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.conditions import files_up_to, limited
 
 from gigl_loader.batch.leases import field_of
 from gigl_loader.batch.message import Field
@@ -19,6 +18,7 @@ from gigl_loader.batch.slots import SlotWriter, Written, layout_of, write_fields
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.memory.segments import SharedMemoryError
 from gigl_loader.testing import open_files
+from tests.support.conditions import files_up_to, limited
 
 
 def _num_of_ours() -> int:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.conditions import Gpus
-from support.scripts import run_python
 
 from gigl_loader.commands import diagnose
 from gigl_loader.sampler.gpu import kernel_choice
+from tests.support.conditions import Gpus
+from tests.support.scripts import run_python
 
 
 @pytest.mark.multiprocess

@@ -4,7 +4,6 @@ import json
 import signal
 from pathlib import Path
 
-import full_jobs
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
@@ -12,11 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from support.scripts import run_python
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_graph, partition_tables
 from gigl_loader.commands.infer import main
+from tests.inference import full_jobs
+from tests.support.scripts import run_python
 
 OPTIONS = {"in_channels": full_jobs.WIDTH, "hidden_channels": 8, "num_layers": 2, "out_channels": 4}
 

@@ -10,14 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import full_jobs
 import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from in_process import storage
-from store_cluster import HOST, free_port, info_of, processes, serve_partition
-from support.scripts import ForkedPython, run_python
 
 from gigl_loader import GraphStoreInfo
 from gigl_loader.commands import infer
@@ -29,6 +25,10 @@ from gigl_loader.graph_store.wire.graph_store_info import info_of_servers
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.runtime.transport import Security
 from gigl_loader.testing import wait_until
+from tests.graph_store.in_process import storage
+from tests.graph_store.store_cluster import HOST, free_port, info_of, processes, serve_partition
+from tests.inference import full_jobs
+from tests.support.scripts import ForkedPython, run_python
 
 OPTIONS = {"in_channels": full_jobs.WIDTH, "hidden_channels": 8, "num_layers": 2, "out_channels": 4}
 GRAPH = full_jobs.graph()

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from table_graphs import BUYS, KNOWS, Tables, check
 from torch_geometric.data import Data
 
 from gigl_loader import (
@@ -21,6 +20,7 @@ from gigl_loader.commands.partition import in_shell_words, main
 from gigl_loader.dataset.schema import COMMUNITY, NEIGHBOR_TIME
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.testing import TinyGraph
+from tests.partitioning.table_graphs import BUYS, KNOWS, Tables, check
 
 GRAPH = Tables(
     ["u1", "u2", "u3"],

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.scripts import run_python
 
 import gigl_loader
 from gigl_loader import ConfigError, graph_store
 from gigl_loader.compat import paths
+from tests.support.scripts import run_python
 
 utils = importlib.import_module("gigl_loader.utils")  # which type checkers do not see
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from support.conditions import Gpus
 
 import gigl_loader
 from gigl_loader import ConfigError, UsageError
 from gigl_loader.compat import utils
 from gigl_loader.testing import run_ranks
+from tests.support.conditions import Gpus
 
 GIGL_IMPORTS = {
     "gigl_loader": ("DistABLPLoader", "DistDataset", "DistNeighborLoader", "DistributedContext"),

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from dataset_reference import (
+
+from gigl_loader.dataset.dist_dataset import DistDataset
+from gigl_loader.dataset.glt_attributes import ComputedOnUse, NotComputed
+from gigl_loader.dataset.schema import EdgeDir, glt_edge_type, message_passing_to_positive_label
+from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.testing import wait_until
+from tests.dataset.dataset_reference import (
     BUYS,
     KNOWS,
     REV_BUYS,
@@ -21,13 +27,7 @@ from dataset_reference import (
     rows_of,
     write,
 )
-from support import glt
-
-from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.dataset.glt_attributes import ComputedOnUse, NotComputed
-from gigl_loader.dataset.schema import EdgeDir, glt_edge_type, message_passing_to_positive_label
-from gigl_loader.errors import ConfigError, WrongTypeError
-from gigl_loader.testing import wait_until
+from tests.support import glt
 
 
 def test_what_glt_users_read_is_the_same_memory() -> None:

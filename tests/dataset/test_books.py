@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from dataset_reference import E, Graph, N
-from support import glt
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.partition.build import book_table, read_book, read_node_books
 from gigl_loader.dataset.partition.partition_view import Book
 from gigl_loader.errors import ConfigError
+from tests.dataset.dataset_reference import E, Graph, N
+from tests.support import glt
 
 
 def test_owners_in_order_become_ranges() -> None:

@@ -5,11 +5,21 @@ from typing import Any
 
 import pytest
 import torch
-from dataset_reference import BUYS, KNOWS, REV_BUYS, SMALL, E, Graph, N, as_index, ring
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import EdgeDir, FeatureInfo, message_passing_to_positive_label
 from gigl_loader.errors import ConfigError
+from tests.dataset.dataset_reference import (
+    BUYS,
+    KNOWS,
+    REV_BUYS,
+    SMALL,
+    E,
+    Graph,
+    N,
+    as_index,
+    ring,
+)
 
 
 def test_the_schema_of_each_kind_of_graph() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from dataset_reference import BUYS, KNOWS, REV_BUYS, SMALL, E, Graph, N
 
 from gigl_loader import ConfigError, DistDataset, UsageError, partition_graph
 from gigl_loader.compat.gigl_types import to_heterogeneous_node
 from gigl_loader.dataset.degrees import compute_and_broadcast_degree_tensor
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.testing import TinyGraph, run_ranks
+from tests.dataset.dataset_reference import BUYS, KNOWS, REV_BUYS, SMALL, E, Graph, N
 
 pytestmark = pytest.mark.usefixtures("starts_no_workers")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from dataset_reference import E, as_index, rows_of
 
 from gigl_loader import DistDataset
 from gigl_loader.errors import ConfigError
+from tests.dataset.dataset_reference import E, as_index, rows_of
 
 Parts = list[list[tuple[int, int]]]
 

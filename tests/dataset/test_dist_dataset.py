@@ -5,16 +5,16 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from dataset_reference import SMALL, E, Graph, N, check_partitions, graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 from torch_geometric.data import Data
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.runtime.processes import ForkedProcess
+from tests.dataset.dataset_reference import SMALL, E, Graph, N, check_partitions, graphs
+from tests.support.draws import examples
 
 directions = st.sampled_from(["in", "out"])
 

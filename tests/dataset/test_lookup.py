@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import lookup_jobs
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from gigl_loader import (
     PartitionOutput,
 )
 from gigl_loader.testing import TinyGraph, run_ranks
+from tests.dataset import lookup_jobs
 
 pytestmark = pytest.mark.usefixtures("starts_no_workers")
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from dataset_reference import BUYS, RING, SHOP, Graph, ring, rows_of, write
 
 from gigl_loader import DistDataset, partition_graph
 from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.tensors import is_mapped_file
+from tests.dataset.dataset_reference import BUYS, RING, SHOP, Graph, ring, rows_of, write
 
 COUNT = 3
 NOT_EDGES = ("node_features", "node_labels", "edge_features", "splits")

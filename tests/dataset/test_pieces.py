@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from dataset_reference import E, N, ring
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.partition.partition_output import (
@@ -11,6 +10,7 @@ from gigl_loader.dataset.partition.partition_output import (
     PartitionOutput,
 )
 from gigl_loader.errors import ConfigError
+from tests.dataset.dataset_reference import E, N, ring
 
 
 def _output(**fields) -> PartitionOutput:

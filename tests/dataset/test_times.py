@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import ConfigError, DistDataset
@@ -15,6 +14,7 @@ from gigl_loader.dataset.partition.adjacency import check_time_attr, with_times
 from gigl_loader.dataset.partition.partition_view import keys_of
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as E
 from gigl_loader.dataset.schema import EdgeDir
+from tests.support.draws import examples
 
 PAIRS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=20)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from support.executable import forked_executable
-from support.pages import blocks
 from torch.nn.parallel import DistributedDataParallel
+
+from tests.support.executable import forked_executable
+from tests.support.pages import blocks
 
 ROOT = Path(__file__).parents[2]
 PAGES = (

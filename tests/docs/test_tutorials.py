@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.scripts import ForkedPython, in_namespace, run_python
 
 from gigl_loader.testing import free_port
+from tests.support.scripts import ForkedPython, in_namespace, run_python
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()

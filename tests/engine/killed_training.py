@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import store_cluster
 import torch
 import torch.distributed as dist
-from support.zygote import fork_zygote, uses_zygote
 from torch.profiler import ProfilerActivity, profile
 
 from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset, profile_workers
 from gigl_loader.testing import batch_tensors
+from tests.graph_store import store_cluster
+from tests.support.zygote import fork_zygote, uses_zygote
 
 MOMENTS = ("yielded", "saved", "any")
 """Of a step: the batch was yielded, its checkpoint was not written; it was; wherever it happens."""

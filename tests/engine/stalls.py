@@ -6,10 +6,9 @@ It is never over for one that is only slow.
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from support.sources import source_of
-
 from gigl_loader import DistNeighborLoader
 from gigl_loader.sources.workers.pool import process_state
+from tests.support.sources import source_of
 
 ENDED = ("gone", "dead", "state X")
 

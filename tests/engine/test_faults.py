@@ -17,14 +17,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import faults
 import psutil
 import pytest
 import torch
-from stalls import ENDED, hung_pids, is_stopped, pass_the_timeout, worker_pids
-from support.resting import at_rest
-from support.scripts import FinalizedPython
-from support.sources import supervisor_pid
 
 from gigl_loader import (
     CustomSamplerOptions,
@@ -37,6 +32,11 @@ from gigl_loader import (
 )
 from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import Footprint, TinyGraph, one_rank, wait_until, worker_pid
+from tests.engine import faults
+from tests.engine.stalls import ENDED, hung_pids, is_stopped, pass_the_timeout, worker_pids
+from tests.support.resting import at_rest
+from tests.support.scripts import FinalizedPython
+from tests.support.sources import supervisor_pid
 
 pytestmark = pytest.mark.multiprocess
 
@@ -60,7 +60,7 @@ def _make(seeds: torch.Tensor | None = None, **how) -> DistNeighborLoader:
 
 
 def _faulty(how: str, **where) -> CustomSamplerOptions:
-    return CustomSamplerOptions("faults.Faulty", {"how": how, **where})
+    return CustomSamplerOptions("tests.engine.faults.Faulty", {"how": how, **where})
 
 
 @contextlib.contextmanager
@@ -184,7 +184,7 @@ def test_a_sampler_that_raises() -> None:
     [
         (_faulty("constructor"), "LookupError: 'no such table'|LookupError: no such table"),
         (CustomSamplerOptions("no_such_module.Sampler"), "ModuleNotFoundError.*no_such_module"),
-        (CustomSamplerOptions("faults.NoSuchClass"), "AttributeError.*NoSuchClass"),
+        (CustomSamplerOptions("tests.engine.faults.NoSuchClass"), "AttributeError.*NoSuchClass"),
     ],
 )
 def test_a_sampler_that_cannot_be_built(options: CustomSamplerOptions, cause: str) -> None:
@@ -299,7 +299,7 @@ def _start_trainer(arguments: list[str], stdin: Connection, errors: Path) -> Fin
     with errors.open("wb") as stderr:
         return FinalizedPython(
             [sys.executable, str(SCRIPT), *arguments],
-            stdin=stdin,
+            stdin=stdin.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             start_new_session=True,

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
-import killed_training as killed
 import pytest
-from store_cluster import info_of, processes, serve
+
+from tests.engine import killed_training as killed
+from tests.graph_store.store_cluster import info_of, processes, serve
 
 pytestmark = pytest.mark.multiprocess
 

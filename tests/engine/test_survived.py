@@ -18,9 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from faults import end_supervisor
-from stalls import ENDED, hung_pids, is_stopped, pass_the_timeout, worker_pids
-from support.sources import supervisor_pid
 
 from gigl_loader import (
     CustomSamplerOptions,
@@ -39,6 +36,9 @@ from gigl_loader.testing import (
     wait_until,
     worker_pid,
 )
+from tests.engine.faults import end_supervisor
+from tests.engine.stalls import ENDED, hung_pids, is_stopped, pass_the_timeout, worker_pids
+from tests.support.sources import supervisor_pid
 
 pytestmark = pytest.mark.multiprocess
 
@@ -195,7 +195,8 @@ def test_what_one_worker_stumbles_over_the_next_one_samples(
     how: str, undisturbed: str, tmp_path: Path
 ) -> None:
     options = CustomSamplerOptions(
-        "faults.Faulty", {"how": how, "epoch": 1, "batch": 20, "once": str(tmp_path / how)}
+        "tests.engine.faults.Faulty",
+        {"how": how, "epoch": 1, "batch": 20, "once": str(tmp_path / how)},
     )
     with _make(sampler_options=options) as loader:
 
@@ -210,7 +211,7 @@ def test_what_one_worker_stumbles_over_the_next_one_samples(
 @pytest.mark.parametrize("how", ["exit", "hang"])
 def test_a_batch_that_ends_every_worker(how: str, tmp_path: Path) -> None:
     options = CustomSamplerOptions(
-        "faults.Faulty", {"how": how, "batch": 20, "hung": str(tmp_path)}
+        "tests.engine.faults.Faulty", {"how": how, "batch": 20, "hung": str(tmp_path)}
     )
     with _make(sampler_options=options, shuffle=False) as loader:
         iterator = iter(loader)

@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from support.scripts import run_python
+from tests.support.scripts import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

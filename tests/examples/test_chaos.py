@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scripts import run_python
+
+from tests.support.scripts import run_python
 
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "faults"
 

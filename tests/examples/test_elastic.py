@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _run import EXAMPLES, environment
-from support.scripts import ForkedPython
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from gigl_loader import DistDataset
 from gigl_loader.testing import batch_digest, one_rank, wait_until
+from tests.examples._run import EXAMPLES, environment
+from tests.support.scripts import ForkedPython
 
 pytestmark = pytest.mark.multiprocess
 

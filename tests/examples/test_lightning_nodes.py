@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from _run import EXAMPLES
+
+from tests.examples._run import EXAMPLES
 
 pytestmark = [
     pytest.mark.multiprocess,

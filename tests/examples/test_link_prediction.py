@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from _run import EXAMPLES, run_example
+
+from tests.examples._run import EXAMPLES, run_example
 
 pytestmark = pytest.mark.multiprocess
 

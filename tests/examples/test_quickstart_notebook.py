@@ -2,10 +2,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from _run import EXAMPLES, number_after
 from nbclient import NotebookClient
-from support.scripts import ForkedPython
 from traitlets.config import Config
+
+from tests.examples._run import EXAMPLES, number_after
+from tests.support.scripts import ForkedPython
 
 pytestmark = pytest.mark.multiprocess
 

@@ -1,5 +1,6 @@
 import pytest
-from _run import number_after, run_example
+
+from tests.examples._run import number_after, run_example
 
 pytestmark = pytest.mark.multiprocess
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse
-from _run import run_example, torchrun_example
+
+from tests.examples._run import run_example, torchrun_example
 
 pytestmark = pytest.mark.multiprocess
 

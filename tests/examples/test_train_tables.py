@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from _run import number_after, run_example
+
+from tests.examples._run import number_after, run_example
 
 pytestmark = pytest.mark.multiprocess
 

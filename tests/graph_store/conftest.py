@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
-from support.conditions import Clock, SetConstants
 
 from gigl_loader.graph_store.wire import membership
+from tests.support.conditions import Clock, SetConstants
 
 
 @pytest.fixture

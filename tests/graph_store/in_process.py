@@ -5,8 +5,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from store_cluster import HOST, SAMPLERS, tiny_partition
-from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
 from gigl_loader.batch.message import Attempt
 from gigl_loader.graph_store import RemoteReceivingChannel
@@ -18,6 +16,8 @@ from gigl_loader.graph_store.wire.requests import ProducerRequest
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.runtime.transport import Security
 from gigl_loader.sampler.options import SourceOptions
+from tests.graph_store.store_cluster import HOST, SAMPLERS, tiny_partition
+from tests.support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
 SECURITY = Security.local()
 

@@ -15,6 +15,7 @@ from gigl_loader import (
     testing,
 )
 from gigl_loader.batch.message import META
+from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import TinyGraph, free_port
@@ -34,6 +35,7 @@ __all__ = [
     "compute",
     "free_port",
     "info_of",
+    "pid_of",
     "processes",
     "run_cluster",
     "serve",
@@ -43,6 +45,12 @@ __all__ = [
 HOST = "127.0.0.1"
 info_of = store_info
 processes = running_processes
+
+
+def pid_of(process: ForkedProcess) -> int:
+    """Return the pid of a process that was started."""
+    assert process.pid is not None
+    return process.pid
 
 
 def share_of_each_server(info: GraphStoreInfo, rank: int, size: int) -> dict[int, Tensor]:
@@ -84,8 +92,8 @@ class WideSampler(NeighborSampler):
         return [*super().sample(request), Field.of(f"{META}wide", seeds)]
 
 
-WIDE = CustomSamplerOptions("store_cluster.WideSampler")
-SAMPLERS = ("store_cluster",)
+WIDE = CustomSamplerOptions("tests.graph_store.store_cluster.WideSampler")
+SAMPLERS = ("tests.graph_store.store_cluster",)
 
 
 def serve(info: GraphStoreInfo, rank: int, num_jobs: int | None = 1, **how: Any) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.glt import RangePartitionBook
 from torch import Tensor
 
 from gigl_loader.dataset.schema import FeatureInfo
@@ -13,6 +12,7 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.graph_store.wire.requests import RowBook
 from gigl_loader.graph_store.wire.signatures import CALLS
 from gigl_loader.runtime.transport.codec import decode, encode, read_header
+from tests.support.glt import RangePartitionBook
 
 USER = ("user", "buys", "item")
 TENSOR = torch.tensor([[1, 2], [3, 4]])

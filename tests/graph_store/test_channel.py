@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.conditions import SetConstants
 
 from gigl_loader.batch.message import Attempt, BatchTicket
 from gigl_loader.errors import (
@@ -33,6 +32,7 @@ from gigl_loader.runtime.memory.segments import Layout
 from gigl_loader.runtime.transport import EndReason
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
 from gigl_loader.testing import wait_until
+from tests.support.conditions import SetConstants
 
 LAYOUT: Layout = [("x", "float32", (2,), 0)]
 

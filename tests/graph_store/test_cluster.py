@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from in_process import SECURITY, joined, storage
-from store_cluster import HOST, tiny_graph
 
 from gigl_loader import DistDataset
 from gigl_loader.errors import ConfigError, ServerDiedError
@@ -19,6 +17,8 @@ from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.server.storage_process import Endpoint
 from gigl_loader.graph_store.wire.requests import NodeIdsRequest
 from gigl_loader.testing import wait_until
+from tests.graph_store.in_process import SECURITY, joined, storage
+from tests.graph_store.store_cluster import HOST, tiny_graph
 
 pytestmark = pytest.mark.multiprocess
 

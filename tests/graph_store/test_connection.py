@@ -4,7 +4,6 @@ import os
 from concurrent.futures import Future
 
 import pytest
-from in_process import joined, storage
 
 from gigl_loader.errors import (
     ConfigError,
@@ -22,6 +21,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.graph_store.client.connection import ServerConnection, result_of
 from gigl_loader.runtime.transport import EndReason, Security
+from tests.graph_store.in_process import joined, storage
 
 
 @pytest.mark.multiprocess

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from store_cluster import info_of
 
 from gigl_loader import GraphStoreInfo, RemoteDistDataset
 from gigl_loader.dataset.identity import Share
@@ -21,6 +20,7 @@ from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError, U
 from gigl_loader.runtime.ranks.collectives import gather_from_ranks
 from gigl_loader.sources.remote_interface import ABLPInputNodes
 from gigl_loader.testing import run_ranks
+from tests.graph_store.store_cluster import info_of
 
 BUYS, LIKES = ("user", "buys", "item"), ("user", "likes", "item")
 

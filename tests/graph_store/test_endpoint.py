@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
-from in_process import SECURITY, create, joined, storage
-from store_cluster import HOST, info_of, tiny_partition
 
 from gigl_loader import CustomSamplerOptions
 from gigl_loader.errors import PeerError, ServerDiedError
@@ -25,6 +23,8 @@ from gigl_loader.runtime.transport import EndReason, Security, listener
 from gigl_loader.runtime.transport.security import TOKEN_VARIABLE
 from gigl_loader.runtime.transport.stream import pack
 from gigl_loader.testing import wait_until
+from tests.graph_store.in_process import SECURITY, create, joined, storage
+from tests.graph_store.store_cluster import HOST, info_of, tiny_partition
 
 pytestmark = pytest.mark.multiprocess
 
@@ -44,7 +44,7 @@ def test_a_server_that_leaves_ends_the_others_and_those_who_join():
 
 def test_servers_that_fail_together_say_so_at_once():
     """One cannot start its workers: the others do not wait for their own time limit."""
-    bad = CustomSamplerOptions("store_cluster.NoSuchSampler")
+    bad = CustomSamplerOptions("tests.graph_store.store_cluster.NoSuchSampler")
     with storage(2) as endpoints, joined(endpoints[0].address, 2) as cluster:
         with pytest.raises(PeerError, match="NoSuchSampler"):
             create(cluster, "bad", sampler_options=bad)
@@ -255,10 +255,12 @@ def test_a_server_tells_its_status_while_a_client_that_came_back_is_freed():
         waits = WaitReport("rank 0", deadline)
         news = first.wait_until_in(lambda news: news.job is not None, deadline, 60.0, waits)
         again = connection("another session", replace(join, job=news.job))
-        may_end = endpoint.server.may_end
+        server = endpoint.server
+        assert isinstance(server, _SlowToFree)
+        may_end = server.may_end
         with ThreadPoolExecutor(2) as pool:
             came = pool.submit(again.meet, 60.0)
-            assert endpoint.server.freeing.wait(60)
+            assert server.freeing.wait(60)
             status = pool.submit(endpoint.status)
             try:
                 assert status.result(20)["clients"] == []

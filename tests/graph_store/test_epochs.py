@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from store_cluster import WIDE, compute, info_of, processes, serve, share_of_each_server, tiny_graph
-from support.glt import NodeSamplerInput
 
 from gigl_loader import DistNeighborLoader, RemoteDistDataset
 from gigl_loader.graph_store import DistServer, request_server
@@ -20,6 +18,17 @@ from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
 from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import Footprint, batch_tensors, one_rank, wait_until
+from tests.graph_store.store_cluster import (
+    WIDE,
+    compute,
+    info_of,
+    pid_of,
+    processes,
+    serve,
+    share_of_each_server,
+    tiny_graph,
+)
+from tests.support.glt import NodeSamplerInput
 
 pytestmark = pytest.mark.multiprocess
 
@@ -200,7 +209,7 @@ def test_a_cluster_from_start_to_end(tmp_path: Path, monkeypatch, same_memory: s
             200,
         )
         for one in roles:
-            seen.look(one.pid, itself=True)
+            seen.look(pid_of(one), itself=True)
         (tmp_path / "go on").write_text("")
         started.join(roles)
         seen.check_gone()

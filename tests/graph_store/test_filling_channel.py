@@ -17,9 +17,6 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.conditions import SetConstants
-from support.draws import examples
-from support.sources import source_of
 
 from gigl_loader import (
     DistDataset,
@@ -42,6 +39,9 @@ from gigl_loader.sampler.row_cache.kernels import USED
 from gigl_loader.sampler.row_cache.machine_cache import MachineRows
 from gigl_loader.sampler.rows.row_exchange import LaterRows, rows_apart
 from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until
+from tests.support.conditions import SetConstants
+from tests.support.draws import examples
+from tests.support.sources import source_of
 
 HOW: dict[str, Any] = {"batch_size": 4, "seed": 7, "shuffle": True, "timeout": 60.0}
 

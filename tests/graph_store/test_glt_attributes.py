@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from in_process import joined, storage
-from store_cluster import compute, info_of, processes, run_cluster, serve_partition, tiny_partition
-from support.glt import NodeSamplerInput
 
 from gigl_loader import (
     BaseDistLoader,
@@ -23,6 +20,16 @@ from gigl_loader import (
 from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.testing import TinyGraph, wait_until
+from tests.graph_store.in_process import joined, storage
+from tests.graph_store.store_cluster import (
+    compute,
+    info_of,
+    processes,
+    run_cluster,
+    serve_partition,
+    tiny_partition,
+)
+from tests.support.glt import NodeSamplerInput
 
 pytestmark = pytest.mark.multiprocess
 

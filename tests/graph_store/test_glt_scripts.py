@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from store_cluster import free_port
-from support.scripts import ForkedPython
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.testing import wait_until
+from tests.graph_store.store_cluster import free_port
+from tests.support.scripts import ForkedPython
 
 pytestmark = pytest.mark.multiprocess
 

@@ -9,18 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from store_cluster import (
-    compute,
-    info_of,
-    processes,
-    run_cluster,
-    serve,
-    share_of_each_server,
-    tiny_graph,
-)
-from support.glt import NodeSamplerInput
-from support.resting import at_rest
-from support.sources import source_of
 
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.dataset.identity import Share
@@ -65,6 +53,19 @@ from gigl_loader.testing import (
     one_rank,
     wait_until,
 )
+from tests.graph_store.store_cluster import (
+    compute,
+    info_of,
+    pid_of,
+    processes,
+    run_cluster,
+    serve,
+    share_of_each_server,
+    tiny_graph,
+)
+from tests.support.glt import NodeSamplerInput
+from tests.support.resting import at_rest
+from tests.support.sources import source_of
 
 pytestmark = pytest.mark.multiprocess
 
@@ -313,7 +314,7 @@ def _one_key(info, rank, folder):
     with pytest.raises(ConfigError, match="another input"):
         _shared(info, rank, {s: ids[rank:] for s, ids in nodes.items()}, "not the same")
     bad = {
-        "sampler_options": CustomSamplerOptions("store_cluster.NoSuchSampler"),
+        "sampler_options": CustomSamplerOptions("tests.graph_store.store_cluster.NoSuchSampler"),
         "source_options": SourceOptions(seed=1, timeout_s=90.0),
     }
     with pytest.raises(PeerError, match="storage server"):  # their workers cannot build it
@@ -342,7 +343,7 @@ def test_ranks_with_one_key_share_an_epoch(tmp_path):
 
 def _workers_fail(info, rank):
     nodes = RemoteDistDataset(info, rank).fetch_node_ids()
-    sampler = "store_cluster.FailingSampler"
+    sampler = "tests.graph_store.store_cluster.FailingSampler"
     with _loader(info, rank, nodes, sampler_options=CustomSamplerOptions(sampler)) as loader:
         for _ in range(2):  # the next epoch starts, and fails where this one did
             with pytest.raises(SamplingError, match="no luck") as caught:
@@ -496,7 +497,7 @@ def test_a_killed_client_frees_its_workers_and_the_next_job_is_served(tmp_path, 
         assert all(Footprint.below(server.pid).pids for server in servers)
         client.kill()
         wait_until(
-            lambda: not any(_at_work(server.pid) for server in servers),
+            lambda: not any(_at_work(pid_of(server)) for server in servers),
             "the servers end the workers of the client",
         )
         second = started.start(compute, info, 0, _second_job, tmp_path)

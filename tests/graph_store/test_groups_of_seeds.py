@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from in_process import joined, storage
-from store_cluster import HOST, info_of, run_cluster, tiny_graph, tiny_partition
-from support.glt import NodeSamplerInput
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -27,6 +24,9 @@ from gigl_loader.sources.held_seeds import (
     RemoteNodeSplitSamplerInput,
 )
 from gigl_loader.testing import batch_digest
+from tests.graph_store.in_process import joined, storage
+from tests.graph_store.store_cluster import HOST, info_of, run_cluster, tiny_graph, tiny_partition
+from tests.support.glt import NodeSamplerInput
 
 NODES = 12
 PARTS, COMMUNITIES = torch.arange(NODES) % 2, torch.arange(NODES) // 5

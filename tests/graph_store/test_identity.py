@@ -15,23 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from in_process import SECURITY, channel_of, create, joined, start, storage, take
-from relay import Relay
-from store_cluster import (
-    HOST,
-    MakePartition,
-    compute,
-    free_port,
-    info_of,
-    processes,
-    serve,
-    serve_partition,
-    share_of_each_server,
-    tiny_graph,
-    tiny_partition,
-)
-from support.conditions import SetConstants
-from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.batch.message import Attempt
@@ -64,6 +47,23 @@ from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.runtime.transport import Caller, Security
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
+from tests.graph_store.in_process import SECURITY, channel_of, create, joined, start, storage, take
+from tests.graph_store.store_cluster import (
+    HOST,
+    MakePartition,
+    compute,
+    free_port,
+    info_of,
+    processes,
+    serve,
+    serve_partition,
+    share_of_each_server,
+    tiny_graph,
+    tiny_partition,
+)
+from tests.runtime.transport.relay import Relay
+from tests.support.conditions import SetConstants
+from tests.support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 

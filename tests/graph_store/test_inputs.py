@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.glt import NodeSamplerInput
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.graph_store.client.producers import concatenated, digest_of
+from tests.support.glt import NodeSamplerInput
 
 
 def _input(nodes: list[int], kind: str | None = "user", **columns: Tensor) -> NodeSamplerInput:

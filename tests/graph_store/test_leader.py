@@ -5,7 +5,6 @@ import threading
 from typing import Any
 
 import pytest
-from in_process import storage
 
 from gigl_loader.errors import (
     ConfigError,
@@ -19,6 +18,7 @@ from gigl_loader.graph_store.server.leader import LeaderLink
 from gigl_loader.graph_store.wire.membership import Join, News, Role, Watch
 from gigl_loader.runtime.transport import EndReason, Security
 from gigl_loader.testing import wait_until
+from tests.graph_store.in_process import storage
 
 
 def _end(endpoints, end, words):

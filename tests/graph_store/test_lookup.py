@@ -11,8 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from in_process import SECURITY, joined, storage
-from store_cluster import HOST, info_of
 
 from gigl_loader import DEFAULT_HOMOGENEOUS_NODE_TYPE as DEFAULT_TYPE
 from gigl_loader import ConfigError, DistDataset, DistFeature, RemoteDistDataset, ServerDiedError
@@ -22,6 +20,8 @@ from gigl_loader.graph_store.server.leader import LeaderLink
 from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.server.storage_process import Endpoint
 from gigl_loader.testing import TinyGraph, wait_until
+from tests.graph_store.in_process import SECURITY, joined, storage
+from tests.graph_store.store_cluster import HOST, info_of
 
 pytestmark = pytest.mark.waits
 

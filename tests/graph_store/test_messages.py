@@ -5,7 +5,6 @@ from dataclasses import fields
 
 import pytest
 import torch
-from support.glt import NodeSamplerInput, RangePartitionBook, RemoteDistSamplingWorkerOptions
 
 from gigl_loader import CustomSamplerOptions, DatasetSchema, FeatureInfo
 from gigl_loader.batch.message import Attempt
@@ -18,6 +17,7 @@ from gigl_loader.graph_store.wire.signatures import CALLS
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.runtime.transport.codec import decode, encode, read_header
 from gigl_loader.sampler.options import KHopNeighborSamplerOptions, SourceOptions
+from tests.support.glt import NodeSamplerInput, RangePartitionBook, RemoteDistSamplingWorkerOptions
 
 USER = ("user", "buys", "item")
 

@@ -17,10 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import SECURITY, channel_of, joined, start, storage, take
 from prometheus_client.parser import text_string_to_metric_families
-from store_cluster import HOST, free_port
-from support.conditions import SetConstants
 
 from gigl_loader import ConfigError
 from gigl_loader.graph_store.server.metrics import (
@@ -35,6 +32,9 @@ from gigl_loader.loader.epochs.epoch import LoaderStats
 from gigl_loader.runtime.logs import WhereFilter, answering, know
 from gigl_loader.runtime.transport import Security
 from gigl_loader.runtime.transport.certs import make_folder
+from tests.graph_store.in_process import SECURITY, channel_of, joined, start, storage, take
+from tests.graph_store.store_cluster import HOST, free_port
+from tests.support.conditions import SetConstants
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "examples" / "graph_store" / "dashboard.json"

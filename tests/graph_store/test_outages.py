@@ -6,8 +6,6 @@ import time
 
 import pytest
 import torch
-from in_process import channel_of, create, joined, start, storage, take
-from relay import Relay
 
 from gigl_loader.batch.message import Attempt
 from gigl_loader.errors import ServerDiedError, UsageError
@@ -17,6 +15,8 @@ from gigl_loader.graph_store.server.jobs import KILLED_GRACE_S
 from gigl_loader.graph_store.wire.requests import EpochRequest, FetchAnswer, FetchRequest
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
 from gigl_loader.testing import wait_until
+from tests.graph_store.in_process import channel_of, create, joined, start, storage, take
+from tests.runtime.transport.relay import Relay
 
 pytestmark = pytest.mark.multiprocess
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 from torch_geometric.data import HeteroData
 
 from gigl_loader import DistDataset
@@ -18,6 +17,7 @@ from gigl_loader.graph_store.wire.requests import NodeIdsRequest
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.sampler.rows.packing import PackedInts
 from gigl_loader.testing import TinyGraph
+from tests.support.draws import examples
 
 PLAIN = TinyGraph.random(60, 400, seed=5)
 TYPED = TinyGraph.random(40, 200, heterogeneous=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.conditions import Clock
 
 from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.dataset.partition.partition_view import Adjacency
@@ -18,6 +17,7 @@ from gigl_loader.graph_store.server.producer_table import check_leave, check_req
 from gigl_loader.graph_store.wire.requests import ProducerRequest
 from gigl_loader.sampler.options import CustomSamplerOptions, SourceOptions
 from gigl_loader.sources.sampled_input import check_columns
+from tests.support.conditions import Clock
 
 EDGE = ("a", "to", "b")
 

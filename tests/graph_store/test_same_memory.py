@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from store_cluster import compute, info_of, processes, serve
-from support.glt import NodeSamplerInput
 
 from gigl_loader import RemoteDistDataset
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.testing import batch_tensors, wait_until
+from tests.graph_store.store_cluster import compute, info_of, processes, serve
+from tests.support.glt import NodeSamplerInput
 
 
 def _client(info, rank: int, folder: Path) -> None:

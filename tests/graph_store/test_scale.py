@@ -14,15 +14,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from store_cluster import info_of, processes, run_cluster, serve
-from support.glt import NodeSamplerInput
-from support.scripts import enter_namespace
 
 from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader.errors import ConfigError, ServerDiedError
 from gigl_loader.graph_store import DistServer, init_compute_process, shutdown_compute_process
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.runtime.transport import certs
+from tests.graph_store.store_cluster import info_of, processes, run_cluster, serve
+from tests.support.glt import NodeSamplerInput
+from tests.support.scripts import enter_namespace
 
 pytestmark = pytest.mark.multiprocess
 

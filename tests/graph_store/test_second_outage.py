@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from relay import Relay
-from store_cluster import compute, info_of, processes, serve
-from support.glt import NodeSamplerInput
 
 from gigl_loader import RemoteDistDataset
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.testing import wait_until
+from tests.graph_store.store_cluster import compute, info_of, processes, serve
+from tests.runtime.transport.relay import Relay
+from tests.support.glt import NodeSamplerInput
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 

@@ -1,8 +1,6 @@
 """Who may come in, to servers and to their workers; what a server imports; how clusters end."""
 
 import pytest
-from in_process import SECURITY, channel_of, create, joined, start, storage, take
-from store_cluster import info_of, tiny_graph
 
 from gigl_loader import CustomSamplerOptions, FeatureStoreOptions
 from gigl_loader.errors import ConfigError, JoinRefusedError, ProtocolError
@@ -14,6 +12,8 @@ from gigl_loader.runtime.transport.security import (
     TOKEN_VARIABLE,
 )
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
+from tests.graph_store.in_process import SECURITY, channel_of, create, joined, start, storage, take
+from tests.graph_store.store_cluster import info_of, tiny_graph
 
 pytestmark = pytest.mark.multiprocess
 
@@ -92,7 +92,7 @@ def test_a_server_imports_what_it_has_leave_for():
     with storage() as (endpoint,), joined(endpoint.address) as cluster:
         for path in (
             "os.path",
-            "store_cluster_too.Sampler",
+            "tests.graph_store.store_cluster_too.Sampler",
             "gigl_loader.graph_store.server.service.X",
         ):
             with pytest.raises(ConfigError, match=f"'{path}': start it with --allow-samplers"):
@@ -103,7 +103,9 @@ def test_a_server_imports_what_it_has_leave_for():
         ):
             create(cluster, feature_store=store)
         assert endpoint.server.status()["create_calls"] == 0, "nothing was started"
-        allowed = CustomSamplerOptions("store_cluster.FailingSampler", {"nap_s": 0.1})
+        allowed = CustomSamplerOptions(
+            "tests.graph_store.store_cluster.FailingSampler", {"nap_s": 0.1}
+        )
         create(cluster, sampler_options=allowed)
         create(
             cluster,

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from store_cluster import HOST, free_port, tiny_graph
-from support.scripts import ForkedPython, run_python
 
 from gigl_loader import partition_graph
 from gigl_loader.errors import ConfigError
 from gigl_loader.graph_store.serve import main, parse_serve, serve
 from gigl_loader.testing import wait_until
+from tests.graph_store.store_cluster import HOST, free_port, tiny_graph
+from tests.support.scripts import ForkedPython, run_python
 
 pytestmark = pytest.mark.multiprocess
 

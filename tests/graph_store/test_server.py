@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from store_cluster import HOST, info_of, tiny_graph
-from support.scripts import run_python
 
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import init_storage_process
@@ -20,6 +18,8 @@ from gigl_loader.runtime.transport.security import (
     TLS_DIR_VARIABLE,
     TOKEN_VARIABLE,
 )
+from tests.graph_store.store_cluster import HOST, info_of, tiny_graph
+from tests.support.scripts import run_python
 
 # --- before it listens ----------------------------------------------------------------------------
 

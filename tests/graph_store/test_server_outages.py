@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from support.conditions import Clock
 
 from gigl_loader.graph_store.client import server_outages as module
 from gigl_loader.graph_store.client.server_outages import MOST_RETURNS, ServerOutages
+from tests.support.conditions import Clock
 
 
 @pytest.fixture

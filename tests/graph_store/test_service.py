@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_cluster import tiny_graph
-from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
 from gigl_loader import DistDataset, partition_graph
 from gigl_loader.batch.message import Attempt
@@ -20,6 +18,8 @@ from gigl_loader.graph_store.wire.requests import EpochRequest, FetchRequest, Pr
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.runtime.transport.failures import describe, rebuild
 from gigl_loader.sampler.options import SourceOptions
+from tests.graph_store.store_cluster import tiny_graph
+from tests.support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
 pytestmark = pytest.mark.multiprocess
 

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from in_process import SECURITY, channel_of, create, joined, start, storage, take
-from store_cluster import HOST, WIDE, compute, free_port, info_of, processes, serve, tiny_partition
-from support.glt import RemoteDistSamplingWorkerOptions
 
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError
@@ -29,6 +26,19 @@ from gigl_loader.runtime.transport import EndReason, Security
 from gigl_loader.runtime.transport.shares import ByteShares, Sending
 from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import batch_digest, wait_until
+from tests.graph_store.in_process import SECURITY, channel_of, create, joined, start, storage, take
+from tests.graph_store.store_cluster import (
+    HOST,
+    WIDE,
+    compute,
+    free_port,
+    info_of,
+    pid_of,
+    processes,
+    serve,
+    tiny_partition,
+)
+from tests.support.glt import RemoteDistSamplingWorkerOptions
 
 pytestmark = pytest.mark.multiprocess
 
@@ -131,7 +141,7 @@ def alone() -> list[dict[str, torch.Tensor]]:
 
 
 def _poison(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
-    failing = CustomSamplerOptions("store_cluster.FailingSampler")
+    failing = CustomSamplerOptions("tests.graph_store.store_cluster.FailingSampler")
     _, producer = create(cluster, request_id="failing", sampler_options=failing)
     connection = cluster.connection(1)  # which has the second batch, and the fourth...
     connection.call("start_new_epoch_sampling", producer_id=producer, epoch=0, request=None).result(
@@ -150,7 +160,11 @@ def _poison(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
 
 def _ask_wrongly(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
     with pytest.raises(GiglLoaderError, match="NoSuchSampler"):
-        create(cluster, "bad", sampler_options=CustomSamplerOptions("store_cluster.NoSuchSampler"))
+        create(
+            cluster,
+            "bad",
+            sampler_options=CustomSamplerOptions("tests.graph_store.store_cluster.NoSuchSampler"),
+        )
 
 
 def _die(cluster: Cluster, channel: RemoteReceivingChannel) -> None:
@@ -414,9 +428,9 @@ def test_other_servers_are_told_of_a_stopped_job_whose_process_hears_nothing(
         run = partial(compute, job="ill", network_timeout=never)
         ill = started.start(run, info, 0, _stops_in_mid_epoch, folder, name="ill")
         wait_until((folder / "stops").exists, "it takes batches", 120.0)
-        wait_until(lambda: process_state(ill.pid).startswith("stopped"), "it is stopped")
+        wait_until(lambda: process_state(pid_of(ill)).startswith("stopped"), "it is stopped")
         assert _state_of((HOST, port)) == ([0], 1)
         assert stop_job.main(["ill", f"{HOST}:{info.rpc_master_port}"]) == 0
         wait_until(lambda: _state_of((HOST, port)) == ([], 0), "server 1 has freed it", 60.0)
-        os.kill(ill.pid, signal.SIGCONT)
+        os.kill(pid_of(ill), signal.SIGCONT)
         started.join([ill])

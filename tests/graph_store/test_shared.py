@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from store_cluster import tiny_graph
 
 from gigl_loader.batch.leases import ServerMemory
 from gigl_loader.batch.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt, Received
@@ -22,6 +21,7 @@ from gigl_loader.graph_store.wire.requests import EpochRequest, FetchRequest, Pr
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sources.workers.schedule import BatchStream
 from gigl_loader.testing import wait_until
+from tests.graph_store.store_cluster import tiny_graph
 
 
 class ScriptedProducer:

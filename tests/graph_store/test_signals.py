@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from store_cluster import WIDE, compute, info_of, processes, serve, share_of_each_server
 
 from gigl_loader import DistNeighborLoader, RemoteDistDataset
 from gigl_loader.errors import PeerTimeoutError, ServerDiedError
@@ -22,6 +21,15 @@ from gigl_loader.graph_store.wire import membership
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
 from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import Footprint, wait_until
+from tests.graph_store.store_cluster import (
+    WIDE,
+    compute,
+    info_of,
+    pid_of,
+    processes,
+    serve,
+    share_of_each_server,
+)
 
 pytestmark = pytest.mark.multiprocess
 
@@ -175,7 +183,7 @@ def test_servers_that_are_late_stopped_and_told_to_end(tmp_path):
         assert all(one.is_alive() for one in clients), started.notes()
         assert all(_server_children(servers)), "workers are at work"
         for one in (*servers, *clients):
-            seen.look(one.pid, itself=True)
+            seen.look(pid_of(one), itself=True)
         (tmp_path / "go on").write_text("")
         started.join([*clients, *servers], 60.0)
         seen.check_gone()

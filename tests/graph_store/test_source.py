@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.conditions import SetConstants
-from support.glt import NodeSamplerInput
 
 from gigl_loader.batch.message import Attempt, BatchTicket, Received
 from gigl_loader.errors import (
@@ -26,6 +24,8 @@ from gigl_loader.graph_store.client.remote_source import RemoteSource
 from gigl_loader.graph_store.client.server_outages import MOST_RETURNS, ServerOutages
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sources.staggered_start import LeaderTurns, WorkerTurns
+from tests.support.conditions import SetConstants
+from tests.support.glt import NodeSamplerInput
 
 pytestmark = pytest.mark.waits
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cluster import HOST, compute, free_port, info_of, processes, serve
 
 from gigl_loader import DistNeighborLoader, RemoteDistDataset
 from gigl_loader.testing import wait_until
+from tests.graph_store.store_cluster import HOST, compute, free_port, info_of, processes, serve
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 

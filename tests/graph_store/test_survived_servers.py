@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from store_cluster import Processes, compute, info_of, processes, tiny_graph
-from store_cluster import serve_partition as serve
 
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.graph_store import DistServer, request_server
@@ -20,6 +18,15 @@ from gigl_loader.graph_store.client.compute_process import current_cluster
 from gigl_loader.graph_store.client.server_outages import ServerOutages
 from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.testing import batch_tensors, wait_until
+from tests.graph_store.store_cluster import (
+    Processes,
+    compute,
+    info_of,
+    pid_of,
+    processes,
+    tiny_graph,
+)
+from tests.graph_store.store_cluster import serve_partition as serve
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 
@@ -185,7 +192,7 @@ def test_servers_that_are_lost(tmp_path: Path, num_servers: int, events: list[Ev
         for number, (when, which, how, again) in enumerate(events):
             if when in (FETCH, BUILD):
                 done = wait_for("stop", number)
-                os.kill(servers[which].pid, STOP)
+                os.kill(pid_of(servers[which]), STOP)
                 done.touch()
             done = wait_for("event", number)
             if how is not None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.glt import NodeSamplerInput, RangePartitionBook, RemoteDistSamplingWorkerOptions
 
 from gigl_loader import CustomSamplerOptions, FeatureInfo
 from gigl_loader.errors import ConfigError, ProtocolError
@@ -23,6 +22,7 @@ from gigl_loader.graph_store.wire.calls import (
 )
 from gigl_loader.runtime.transport.codec import decode, encode, read_header
 from gigl_loader.sampler.options import KHopNeighborSamplerOptions
+from tests.support.glt import NodeSamplerInput, RangePartitionBook, RemoteDistSamplingWorkerOptions
 
 USER = ("user", "buys", "item")
 

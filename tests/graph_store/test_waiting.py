@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
-from store_cluster import HOST, info_of, tiny_graph
 
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import status
@@ -19,6 +18,7 @@ from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.server.storage_process import Endpoint
 from gigl_loader.runtime.transport import Security
 from gigl_loader.testing import free_port, wait_until
+from tests.graph_store.store_cluster import HOST, info_of, tiny_graph
 
 pytestmark = pytest.mark.waits
 

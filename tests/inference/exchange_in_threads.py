@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gigl_loader.runtime.ranks.collectives import RankExchange
+
 _TIMEOUT_S = 60.0
 
 
@@ -19,7 +21,7 @@ class Meeting:
         self.sent: list[Any] = [None] * size
 
 
-class ThreadExchange:
+class ThreadExchange(RankExchange):
     """Does what `RankExchange` does without a gradient, between threads."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:

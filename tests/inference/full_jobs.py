@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
-from support.broken_groups import end_at_once, meet_in_store
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -21,6 +20,7 @@ from gigl_loader.errors import ConfigError, PeerError
 from gigl_loader.inference.full_graph import full_graph
 from gigl_loader.inference.local_graph import Level
 from gigl_loader.testing.this_machine import wait_until
+from tests.support.broken_groups import end_at_once, meet_in_store
 
 WIDTH, EDGE_WIDTH, OUT = 6, 3, 4
 TYPES = (("user", "buys", "item"), ("item", "rev_buys", "user"), ("user", "knows", "user"))

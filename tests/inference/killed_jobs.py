@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-import typed_layers
-from support.broken_groups import end_at_once
 
 from gigl_loader import inference
 from gigl_loader.errors import ConfigError, PeerError
 from gigl_loader.inference.layerwise import full_graph_inference
+from tests.inference import typed_layers
+from tests.support.broken_groups import end_at_once
 
 _TRACED = (str(Path(inference.__file__).parent), "pathlib", "numpy/lib", "numpy\\lib")
 """What decides, and what writes: `Results`, its files of JSON and of rows."""

@@ -5,19 +5,20 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import full_jobs
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
-from support.broken_groups import end_at_once
 from torch import Tensor
 
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.errors import PeerError
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.inference.results import Results
+from tests.inference import full_jobs
+from tests.support.broken_groups import end_at_once
 
 WIDTH, OUT = full_jobs.WIDTH, full_jobs.OUT
 NAMES = (
@@ -79,7 +80,7 @@ def _same_in_files(rank: int, world: int, dataset: Any, folder: Path) -> None:
 
 def a_rank_without_nodes(rank: int, world: int, folder: Path) -> None:
     data = full_jobs.graph()
-    dataset = full_jobs.DistDataset.from_pyg(
+    dataset = DistDataset.from_pyg(
         data,
         partition_book=torch.zeros(60, dtype=torch.int64),
         partition_idx=rank,

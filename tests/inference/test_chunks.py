@@ -2,14 +2,10 @@
 
 from typing import Any
 
-import full_jobs
 import pytest
 import torch
-import typed_layers
-from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader.dataset.partition.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
@@ -18,6 +14,9 @@ from gigl_loader.inference.graph_sources import OwnedRows, PartitionGraph
 from gigl_loader.inference.layers import Chunk, ChunkReader, LayerInputs
 from gigl_loader.inference.modules import Norm
 from gigl_loader.runtime.memory.tensors import each_tensor
+from tests.inference import full_jobs, typed_layers
+from tests.inference.exchange_in_threads import ThreadExchange, run_threads
+from tests.support.draws import examples
 
 BUYS, BOUGHT, KNOWS = typed_layers.BUYS, typed_layers.BOUGHT, typed_layers.KNOWS
 

@@ -3,16 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-import full_jobs
 import pytest
 import torch
+import torch.distributed as dist
 import torch_geometric.nn as pyg
 from torch_geometric.data import Data
 
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.inference.full_graph import full_graph
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.testing import run_ranks
+from tests.inference import full_jobs
 
 pytestmark = pytest.mark.usefixtures("starts_no_workers")
 
@@ -41,7 +43,7 @@ def test_one_rank_at_a_time_gives_the_same(world: int, names: list[str], tmp_pat
 @pytest.mark.parametrize("job", ["same_as_one_process", "same_by_type", "against_the_edges"])
 def test_one_process_needs_no_group(job: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(full_jobs.dist, "all_reduce", lambda grad: None)
+        patch.setattr(dist, "all_reduce", lambda grad: None)
         getattr(full_jobs, job)(0, 1)
 
 
@@ -138,7 +140,7 @@ def test_label_edges_carry_no_messages() -> None:
     data = full_jobs.graph()
     pairs = torch.tensor([[i, (7 * i + 3) % 60] for i in range(60)]).t()
     plain = Data(x=data.x, edge_index=data.edge_index)
-    dataset = full_jobs.DistDataset.from_pyg(plain, supervision=(pairs, pairs.roll(1, 1)))
+    dataset = DistDataset.from_pyg(plain, supervision=(pairs, pairs.roll(1, 1)))
     model = full_jobs.MODELS["GCN"]().eval()
     wanted = model(data.x, data.edge_index)
     with full_graph(model, dataset) as mine:

@@ -3,11 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-import full_jobs
 import pytest
 import torch
-import typed_layers
-from exchange_in_threads import ThreadExchange, run_threads
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -15,6 +12,8 @@ from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import COMMUNITY
 from gigl_loader.errors import ConfigError
 from gigl_loader.inference.local_graph import LocalGraph, local_graph, message_types
+from tests.inference import full_jobs, typed_layers
+from tests.inference.exchange_in_threads import ThreadExchange, run_threads
 
 CPU = torch.device("cpu")
 

@@ -3,10 +3,10 @@
 import random
 from pathlib import Path
 
-import killed_jobs
 import pytest
 
 from gigl_loader.testing import run_ranks
+from tests.inference import killed_jobs
 
 pytestmark = pytest.mark.usefixtures("starts_no_workers")
 

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import full_jobs
 import pytest
 import torch
 import torch_geometric.nn as pyg
-import typed_layers
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
@@ -23,6 +21,7 @@ from gigl_loader.inference.layers import (
     layers_of,
 )
 from gigl_loader.runtime.ranks.collectives import RankExchange
+from tests.inference import full_jobs, typed_layers
 
 DATA = full_jobs.graph()
 ALONE = RankExchange()

@@ -3,18 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-import full_jobs
-import layerwise_jobs
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from layerwise_jobs import OUT, WIDTH, make
+from torch_geometric.data import Data
 
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.inference import layerwise
 from gigl_loader.inference.full_graph import full_graph
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.testing import run_ranks
+from tests.inference import full_jobs, layerwise_jobs
+from tests.inference.layerwise_jobs import OUT, WIDTH, make
 
 pytestmark = pytest.mark.usefixtures("starts_no_workers")
 
@@ -60,14 +61,14 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
 
 def test_the_size_of_chunks_goes_by_what_they_read() -> None:
     def rows_of(width: int) -> list[int]:
-        data = full_jobs.Data(x=torch.randn(600, width), edge_index=torch.randint(600, (2, 3000)))
+        data = Data(x=torch.randn(600, width), edge_index=torch.randint(600, (2, 3000)))
         sizes: list[int] = []
 
         def layer(x: torch.Tensor, edge_index: torch.Tensor, num_dst: int) -> torch.Tensor:
             sizes.append(num_dst)
             return x[:num_dst, :1]
 
-        full_graph_inference([layer], full_jobs.DistDataset.from_pyg(data))
+        full_graph_inference([layer], DistDataset.from_pyg(data))
         return sizes
 
     assert rows_of(4) == [600]

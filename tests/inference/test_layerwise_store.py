@@ -4,16 +4,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import full_jobs
 import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
-import typed_layers
 
 from gigl_loader import DistFeature, GraphStoreInfo, RemoteDistDataset
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.testing import run_cluster
+from tests.inference import full_jobs, typed_layers
 
 pytestmark = pytest.mark.usefixtures("starts_no_workers")
 
@@ -78,9 +77,10 @@ def _by_type(info: GraphStoreInfo, rank: int, folder: Path) -> None:
         for name, rows in wanted.items():
             mine = found[name]
             torch.testing.assert_close(mine.values, rows[mine.ids], rtol=1e-5, atol=1e-5)
-        for name in typed_layers.TYPES:  # the digest reads all of so few nodes, and three layers
-            count = found[name[2]].ids.numel()
-            assert asked[name] == 2 * count, "edges are fetched once for all layers"
+        # the digest reads all of so few nodes, and three layers
+        for edge_type in typed_layers.TYPES:
+            count = found[edge_type[2]].ids.numel()
+            assert asked[edge_type] == 2 * count, "edges are fetched once for all layers"
     counts = torch.tensor([found[name].ids.numel() for name in sorted(wanted)])
     dist.all_reduce(counts)
     assert counts.tolist() == [25, 40]

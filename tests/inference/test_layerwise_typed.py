@@ -5,22 +5,23 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import full_jobs
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
 import torch_geometric.nn as pyg
-import typed_layers
-from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.draws import examples
+from torch_geometric.data import Data
 
+from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.inference import layerwise
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.inference.results import Results
+from tests.inference import full_jobs, typed_layers
+from tests.inference.exchange_in_threads import ThreadExchange, run_threads
+from tests.support.draws import examples
 
 
 def _on_threads(model: Any, world: int, partition: Any, **how: Any) -> list[Any]:
@@ -214,7 +215,7 @@ def _refused(text: str, model: Any, dataset: Any, error: Any = ConfigError, **ho
 
 def test_what_cannot_work_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     typed, plain = typed_layers.partition(DATA, 0, 1), full_jobs.partition(GRAPH, 0, 1)
-    bare = full_jobs.DistDataset.from_pyg(full_jobs.Data(x=GRAPH.x, edge_index=GRAPH.edge_index))
+    bare = DistDataset.from_pyg(Data(x=GRAPH.x, edge_index=GRAPH.edge_index))
     sage, gcn = pyg.GraphSAGE(WIDTH, 8, 2).eval(), pyg.GCN(WIDTH, 8, 2).eval()
     _refused("HeteroConv .* or use full_graph", sage, typed)
     _refused("edge_weight=True, and the graph's edges have none", gcn, bare, edge_weight=True)

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-import full_jobs
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from exchange_in_threads import ThreadExchange, run_threads
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.inference.local_graph import Level, local_graph
 from gigl_loader.inference.modules import Norm, WholeGraphNorms
+from tests.inference import full_jobs
+from tests.inference.exchange_in_threads import ThreadExchange, run_threads
 
 WAYS = [
     pyg.GCNConv(6, 2),

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import full_jobs
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +12,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.inference import results
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.inference.results import ParquetRows
+from tests.inference import full_jobs
 
 IDS = torch.arange(10) * 3
 ROWS = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))

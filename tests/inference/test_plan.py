@@ -2,13 +2,10 @@
 
 from typing import Any
 
-import full_jobs
 import pytest
 import torch
-from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
@@ -19,6 +16,9 @@ from gigl_loader.inference.local_graph import (
     plan_edges,
     position_of,
 )
+from tests.inference import full_jobs
+from tests.inference.exchange_in_threads import ThreadExchange, run_threads
+from tests.support.draws import examples
 
 
 def test_position_of() -> None:

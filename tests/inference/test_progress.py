@@ -5,14 +5,14 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-import full_jobs
 import pytest
-from layerwise_jobs import make
-from support.conditions import Clock
 
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.runtime import progress
 from gigl_loader.runtime.progress import ProgressLine
+from tests.inference import full_jobs
+from tests.inference.layerwise_jobs import make
+from tests.support.conditions import Clock
 
 DATASET = full_jobs.partition(full_jobs.graph(), 0, 1)
 

@@ -1,18 +1,18 @@
 """Rows of nodes, whoever computes them."""
 
-import full_jobs
 import numpy as np
 import pytest
 import torch
-from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.inference.graph_sources import OwnedRows, RangeShares, RowFetcher
 from gigl_loader.inference.local_graph import NodeShares
+from tests.inference import full_jobs
+from tests.inference.exchange_in_threads import ThreadExchange, run_threads
+from tests.support.draws import examples
 
 NUM_NODES = 60
 WIDE = torch.randn(NUM_NODES, 3, generator=torch.Generator().manual_seed(1))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import full_jobs
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -18,6 +17,7 @@ from gigl_loader.inference.modules import (
     is_normalized,
     units,
 )
+from tests.inference import full_jobs
 
 
 class _Pools(torch.nn.Module):

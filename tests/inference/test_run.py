@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import full_jobs
 import numpy as np
 import pytest
 import torch
-from layerwise_jobs import make, whole
-from support.conditions import SetConstants
 
 from gigl_loader.inference import layerwise
 from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.inference.results import Results
+from tests.inference import full_jobs
+from tests.inference.layerwise_jobs import make, whole
+from tests.support.conditions import SetConstants
 
 DATASET = full_jobs.partition(full_jobs.graph(), 0, 1)
 

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-import full_jobs
 import pytest
 import torch
-from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.inference.local_graph import NodeShares
+from tests.inference import full_jobs
+from tests.inference.exchange_in_threads import ThreadExchange, run_threads
+from tests.support.draws import examples
 
 
 def _on_ranks(held: list[int], num_partitions: int, num_nodes: int = 60) -> list[Any]:

@@ -3,14 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
-import full_jobs
 import pytest
 import torch
-import typed_layers
-from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 from torch import Tensor
 
 from gigl_loader.dataset.dist_dataset import DistDataset
@@ -23,6 +19,9 @@ from gigl_loader.inference.graph_sources import (
     RangeShares,
     StoredGraph,
 )
+from tests.inference import full_jobs, typed_layers
+from tests.inference.exchange_in_threads import ThreadExchange, run_threads
+from tests.support.draws import examples
 
 DATA = full_jobs.graph()
 ALONE: Any = SimpleNamespace(rank=0, size=1, gather=lambda value, kind: [value])

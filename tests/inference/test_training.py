@@ -2,15 +2,15 @@
 
 from typing import Any
 
-import full_jobs
 import pytest
 import torch
-from exchange_in_threads import ThreadExchange, run_threads
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.inference.full_graph import WholeGraphStatistics, _hash_keys, full_graph
 from gigl_loader.inference.local_graph import local_graph
+from tests.inference import full_jobs
+from tests.inference.exchange_in_threads import ThreadExchange, run_threads
 
 CPU = torch.device("cpu")
 ALONE = full_jobs.partition(full_jobs.graph(), 0, 1)

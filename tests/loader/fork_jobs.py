@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-import world_jobs
 from torch.utils.data import DataLoader, TensorDataset
 
 from gigl_loader import DistNeighborLoader, RemoteDistDataset, UsageError, release_workers
 from gigl_loader.graph_store import shutdown_compute_process
 from gigl_loader.testing import Footprint, batch_digest, wait_until
+from tests.loader import world_jobs
 
 GRAPH = world_jobs.GRAPH
 OURS = (

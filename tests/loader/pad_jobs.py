@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import digest_cases
 import pytest
-from digest_cases import CASES
-from pad_cases import one_shape, real, seeds_of
 
 from gigl_loader import ConfigError, DistNeighborLoader, RemoteDistDataset, padding_sizes
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.testing import batch_digest
+from tests.loader import digest_cases
+from tests.loader.digest_cases import CASES
+from tests.loader.pad_cases import one_shape, real, seeds_of
 
 
 def padded_digests(loader: BaseDistLoader, rank: int, size: int) -> digest_cases.Digests:

@@ -16,9 +16,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.broken_groups import end_at_once, meet_in_store
-from support.glt import NodeSamplerInput
-from support.sources import source_of
 
 from gigl_loader import (
     BaseDistLoader,
@@ -63,6 +60,9 @@ from gigl_loader.testing import (
     wait_until,
     worker_pid,
 )
+from tests.support.broken_groups import end_at_once, meet_in_store
+from tests.support.glt import NodeSamplerInput
+from tests.support.sources import source_of
 
 GRAPH = TinyGraph.random(60, 500)
 TYPED = TinyGraph.random(40, 300, heterogeneous=True)

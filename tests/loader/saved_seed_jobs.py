@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import world_jobs
 
 from gigl_loader import ConfigError, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.testing import batch_digest
+from tests.loader import world_jobs
 
 GRAPH = world_jobs.GRAPH
 

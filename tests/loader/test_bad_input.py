@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.zygote import Zygote, use_zygote
 
 from gigl_loader import (
     BaseDistLoader,
@@ -19,6 +18,7 @@ from gigl_loader import (
     partition_graph,
 )
 from gigl_loader.testing import TinyGraph, one_rank
+from tests.support.zygote import Zygote, use_zygote
 
 PLAIN, TYPED = TinyGraph.random(20, 60), TinyGraph.random(20, 60, heterogeneous=True)
 BUYS = ("user", "buys", "item")
@@ -34,10 +34,11 @@ class _NoZygote(Zygote):
     def __init__(self) -> None:
         pass
 
-    def start(self, *how: Any) -> Any:
+    def start(self, *how: Any, **more: Any) -> Any:
         raise AssertionError("a process was started")
 
-    fork = start
+    def fork(self, *how: Any, **more: Any) -> Any:
+        self.start()
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.sources import source_of
 from torch_geometric.data import Data
 from tqdm import tqdm
 
 from gigl_loader import ConfigError, DevicePrefetcher, DistDataset, DistNeighborLoader
 from gigl_loader.testing import TinyGraph, check_same_batches
+from tests.support.sources import source_of
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.glt import NodeSamplerInput
 from torch_geometric.data import Data
 
 from gigl_loader import (
@@ -35,6 +34,7 @@ from gigl_loader.loader.seeds.seed_input import (
 from gigl_loader.sources.sampled_input import check_columns
 from gigl_loader.sources.seed_checks import SeedSummary
 from gigl_loader.testing import TinyGraph
+from tests.support.glt import NodeSamplerInput
 
 GRAPH = TinyGraph.random(12, 40)
 PLAIN = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3)

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from support.conditions import SetConstants
 from torch_geometric.data import Data
 
 from gigl_loader import (
@@ -27,6 +26,7 @@ from gigl_loader import (
 )
 from gigl_loader.sources.workers import producer
 from gigl_loader.testing import check_same_batches, run_ranks, worker_pid
+from tests.support.conditions import SetConstants
 
 pytestmark = pytest.mark.multiprocess
 

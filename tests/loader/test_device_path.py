@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from fake_gpu import FakeGpu
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.batch.device.prefetch import CopyEngine
 from gigl_loader.batch.message import stays_on_host
 from gigl_loader.testing import TinyGraph
+from tests.batch.device.fake_gpu import FakeGpu
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import digest_cases as cases
 import pytest
-from digest_cases import CASES
 
 from gigl_loader import DistDataset, partition_graph
 from gigl_loader.runtime.transport import certs
 from gigl_loader.runtime.transport.security import TLS_DIR_VARIABLE
 from gigl_loader.testing import run_cluster, run_ranks
+from tests.loader import digest_cases as cases
+from tests.loader.digest_cases import CASES
 
 KNOWN = json.loads(Path(__file__).with_name("digests.json").read_text())
 PLAIN = [name for name, case in CASES.items() if not case.typed and case.edge_dir == "in"]

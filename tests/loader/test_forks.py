@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import fork_jobs
 import pytest
-import world_jobs
 
 from gigl_loader.testing import run_cluster, run_ranks
+from tests.loader import fork_jobs, world_jobs
 
 pytestmark = pytest.mark.multiprocess
 

@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from support import glt
-from support.glt import NodeSamplerInput
 
 from gigl_loader import (
     BaseDistLoader,
@@ -19,6 +17,8 @@ from gigl_loader import (
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.runtime.glt_classes import DistLoader
 from gigl_loader.testing import TinyGraph
+from tests.support import glt
+from tests.support.glt import NodeSamplerInput
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
-from support.conditions import SetConstants
 
 from gigl_loader import PeerTimeoutError, UsageError
 from gigl_loader.batch.message import Attempt, BatchTicket, Received
 from gigl_loader.sources.in_process import in_process_source
 from gigl_loader.sources.in_process.in_process_source import EpochBatches, ExchangeTurns
+from tests.support.conditions import SetConstants
 
 
 def _batch(step: int) -> Received:

@@ -11,22 +11,6 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 import torch
 import torch.distributed as dist
-from link_reference import (
-    BUYS,
-    KNOWS,
-    REV_BUYS,
-    E,
-    LinkGraph,
-    N,
-    check,
-    check_same,
-    collate,
-    expect,
-    fanouts_of,
-    ring,
-    sample,
-    shop,
-)
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import (
@@ -43,6 +27,22 @@ from gigl_loader.graph_store.wire.requests import NodeIdsRequest
 from gigl_loader.loader.ablp import zip_with_negatives
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
 from gigl_loader.testing import batch_tensors, run_ranks
+from tests.loader.link.link_reference import (
+    BUYS,
+    KNOWS,
+    REV_BUYS,
+    E,
+    LinkGraph,
+    N,
+    check,
+    check_same,
+    collate,
+    expect,
+    fanouts_of,
+    ring,
+    sample,
+    shop,
+)
 
 pytestmark = pytest.mark.multiprocess
 
@@ -67,7 +67,7 @@ def _lists(graph: LinkGraph, *hops: int):
 
 
 def _all_of(graph: LinkGraph) -> torch.Tensor:
-    return torch.arange(graph.num_nodes.get("user", graph.num_nodes.get(N)))
+    return torch.arange(graph.num_nodes["user" if graph.heterogeneous else N])
 
 
 def _check_epoch(loader, graph, supervision, edge_dir, exclude=()) -> list[int]:
@@ -218,7 +218,7 @@ def test_workers_run_the_same_sampler_by_its_path(alone) -> None:
 def test_what_cannot_work_is_said_before_anything_starts(alone) -> None:
     graph = shop()
     dataset, users = graph.partitions()[0], ("user", _all_of(graph))
-    cases = [
+    cases: list[tuple[Any, dict[str, Any], str]] = [
         ((dataset, [2], users), {}, "supervision_edge_type must be given"),
         ((dataset, [2], users), {"supervision_edge_type": REV_BUYS}, "no positive label edges"),
         ((dataset, [2], ("item", users[1][:9])), {"supervision_edge_type": BUYS}, "anchors are"),
@@ -280,8 +280,8 @@ def test_positional_arguments_are_those_of_the_interface() -> None:
 def test_labels_on_a_gpu(ahead, alone) -> None:
     graph = shop()
     dataset, users = graph.partitions()[0], ("user", _all_of(graph))
-    for how in ({}, {"use_label_edge_index_output": True}):
-        how = {"supervision_edge_type": BUYS, **how}
+    for more in ({}, {"use_label_edge_index_output": True}):
+        how: dict[str, Any] = {"supervision_edge_type": BUYS, **more}
         batches = []
         for device in ("cpu", "cuda"):
             with _loader(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from link_reference import edge_pairs
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader import ConfigError, DistDataset, DistLinkNeighborLoader, WrongTypeError
@@ -16,6 +15,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
 from gigl_loader.loader.edge_loader import shifted
 from gigl_loader.loader.seeds.edge_input import edges_by_server, times_by_server
 from gigl_loader.testing import TinyGraph
+from tests.loader.link.link_reference import edge_pairs
 
 
 def _edges_by_id(batch) -> Counter:

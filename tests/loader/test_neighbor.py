@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.sources import source_of
-from support.zygote import Zygote, new_zygote, use_zygote
 from torch_geometric.data import HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, UsageError
@@ -27,6 +25,8 @@ from gigl_loader.testing import (
     wait_until,
     worker_pid,
 )
+from tests.support.sources import source_of
+from tests.support.zygote import Zygote, new_zygote, use_zygote
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 

@@ -4,12 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import digest_cases
-import pad_jobs
 import pytest
 import torch
-from digest_cases import CASES
-from pad_cases import check_dead, one_shape, real, seeds_of, shapes
 
 from gigl_loader import (
     BaseDistLoader,
@@ -22,6 +18,9 @@ from gigl_loader import (
     padding_sizes,
 )
 from gigl_loader.testing import TinyGraph, batch_digest, check_batch, run_cluster, run_ranks
+from tests.loader import digest_cases, pad_jobs
+from tests.loader.digest_cases import CASES
+from tests.loader.pad_cases import check_dead, one_shape, real, seeds_of, shapes
 
 pytestmark = [pytest.mark.usefixtures("group")]
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from pad_cases import Batch, one_shape, real, same
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import (
@@ -22,6 +21,7 @@ from torch_geometric.utils import trim_to_layer
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.loader.base import BaseDistLoader
+from tests.loader.pad_cases import Batch, one_shape, real, same
 
 pytestmark = [pytest.mark.usefixtures("group")]
 

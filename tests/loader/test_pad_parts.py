@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pad_cases import check_dead, one_shape, real, seeds_of
-from support.draws import examples
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.testing import TinyGraph
+from tests.loader.pad_cases import check_dead, one_shape, real, seeds_of
+from tests.support.draws import examples
 
 pytestmark = [pytest.mark.usefixtures("group")]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.glt import get_context, init_worker_group
 
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
 from gigl_loader.loader.build_parts import in_workers
@@ -17,6 +16,7 @@ from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.runtime.memory import pinned
 from gigl_loader.runtime.memory.pinned import PinMemoryError
 from gigl_loader.testing import TinyGraph
+from tests.support.glt import get_context, init_worker_group
 
 HOW: dict[str, Any] = {"worker_concurrency": 3, "channel_size": "2MB"}
 

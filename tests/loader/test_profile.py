@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FakeGpu
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from gigl_loader import ConfigError, DevicePrefetcher, DistNeighborLoader, profile_workers
@@ -17,6 +16,7 @@ from gigl_loader.batch.device.prefetch import CopyEngine
 from gigl_loader.batch.message import stays_on_host
 from gigl_loader.loader.profile import WorkerRanges
 from gigl_loader.testing import TinyGraph
+from tests.batch.device.fake_gpu import FakeGpu
 
 NAMES = {f"gigl_loader.{name}" for name in ("wait", "sample", "gather", "copy", "collate")}
 SLACK_US = 2000.0

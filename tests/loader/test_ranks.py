@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import rank_jobs
 import torch
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.runtime.transport.certs import make_folder
 from gigl_loader.testing import batch_tensors, run_ranks
+from tests.loader import rank_jobs
 
 pytestmark = pytest.mark.multiprocess
 

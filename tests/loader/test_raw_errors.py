@@ -7,7 +7,8 @@ from pathlib import Path
 from textwrap import indent
 
 import pytest
-from support.scripts import run_python
+
+from tests.support.scripts import run_python
 
 pytestmark = pytest.mark.multiprocess
 

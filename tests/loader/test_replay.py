@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-import world_jobs
-from support.sources import source_of
 
 from gigl_loader import ConfigError, UsageError, WrongTypeError, replay
 from gigl_loader.testing import batch_digest
+from tests.loader import world_jobs
+from tests.support.sources import source_of
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 

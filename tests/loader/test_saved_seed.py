@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import saved_seed_jobs
 import torch
-import world_jobs
 
 from gigl_loader import ConfigError, DistNeighborLoader, replay
 from gigl_loader.testing import batch_digest, run_cluster, run_ranks
+from tests.loader import saved_seed_jobs, world_jobs
 
 SOURCES: dict[str, dict[str, Any]] = {
     "here": {"num_workers": 0},

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import world_jobs
-from support.broken_groups import end_at_once, meet_in_store
 
 from gigl_loader import (
     ConfigError,
     CustomSamplerOptions,
     DistABLPLoader,
+    DistDataset,
     DistLinkNeighborLoader,
     DistNeighborLoader,
     PeerError,
@@ -33,6 +32,8 @@ from gigl_loader.runtime.ranks.collectives import (
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.options import EvenRanks
 from gigl_loader.testing import Footprint
+from tests.loader import world_jobs
+from tests.support.broken_groups import end_at_once, meet_in_store
 
 GRAPH = world_jobs.GRAPH
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -58,8 +59,8 @@ def one_is_wrong(rank: int, build: Callable[[], Any], words: str) -> None:
 
 def _colocated(rank: int, size: int) -> dict[str, dict[str, Any]]:
     return {
-        "here": {"dataset": world_jobs.DistDataset.from_pyg(_plain()), "num_workers": 0},
-        "workers": {"dataset": world_jobs.DistDataset.from_pyg(_plain())},
+        "here": {"dataset": DistDataset.from_pyg(_plain()), "num_workers": 0},
+        "workers": {"dataset": DistDataset.from_pyg(_plain())},
         "collective": {"dataset": GRAPH.partitions(size)[rank], "exchange": "collective"},
     }
 
@@ -88,7 +89,7 @@ def colocated(rank: int, size: int) -> None:
 
 
 def _other_loaders(rank: int) -> None:
-    data, edges = world_jobs.DistDataset.from_pyg(_plain()), _plain().edge_index
+    data, edges = DistDataset.from_pyg(_plain()), _plain().edge_index
     one_is_wrong(
         rank,
         lambda: DistLinkNeighborLoader(
@@ -115,7 +116,7 @@ class Broken(NeighborSampler):
 def _late_failures(rank: int, size: int) -> None:
     """After ranks met: a sampler that cannot be built, in a worker, here, or with others."""
     os.environ["RANK_OF_TEST"] = str(rank)
-    options = CustomSamplerOptions("told_jobs.Broken", {})
+    options = CustomSamplerOptions("tests.loader.told_jobs.Broken", {})
     for how in _colocated(rank, size).values():
         if rank == 1:
             with pytest.raises((SamplingError, ZeroDivisionError), match="on purpose"):

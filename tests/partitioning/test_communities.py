@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from dataset_reference import N
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data
@@ -25,6 +24,7 @@ from gigl_loader.partitioning.resumable import ResumableJob
 from gigl_loader.partitioning.stages.communities import CommunityCut
 from gigl_loader.runtime.ranks.collectives import RankExchange
 from gigl_loader.testing import batch_digest
+from tests.dataset.dataset_reference import N
 
 NUM_PLANTED, SIZE = 20, 50
 """Planted communities, and the nodes of each."""

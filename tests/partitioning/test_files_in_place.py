@@ -10,7 +10,12 @@ import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from versioned_tables import (
+
+from gigl_loader import EdgeTable, NodeTable, partition_tables
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.partitioning.tables import files_in_place, row_sources
+from gigl_loader.partitioning.tables.row_sources import DeltaVersion, IcebergSnapshot
+from tests.partitioning.versioned_tables import (
     EDGES,
     HOW,
     NODES,
@@ -23,11 +28,6 @@ from versioned_tables import (
     write_delta,
     write_delta_log,
 )
-
-from gigl_loader import EdgeTable, NodeTable, partition_tables
-from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.partitioning.tables import files_in_place, row_sources
-from gigl_loader.partitioning.tables.row_sources import DeltaVersion, IcebergSnapshot
 
 LONG = {"src": "long", "dst": "long"}
 VECTORS = {"x": {"type": "array", "elementType": "float", "containsNull": True}}
@@ -166,8 +166,8 @@ def test_many_small_files_and_files_elsewhere_are_copied(
 def test_unknown_features_and_too_many_rows_to_look_for_deleted_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    features = {"features": ["deletionVectors"]}
-    path = write_delta_log(tmp_path / "t", [_ends(0), _ends(4)], LONG, **features)
+    features = ["deletionVectors"]
+    path = write_delta_log(tmp_path / "t", [_ends(0), _ends(4)], LONG, features=features)
     source = DeltaVersion.of(path, None)
     for name, value in (("_MOST_MASKED_ROWS", 7), ("_IN_PLACE_FEATURES", frozenset())):
         assert source.parquet_files(["src"]) is not None

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from foreign_cases import BUYS, Case, plain, typed
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.distributed import Partitioner
 from torch_geometric.loader.cluster import ClusterData
@@ -33,9 +32,13 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.other_libraries import tfrecords
 from gigl_loader.partitioning.other_libraries.tfrecords import read_examples
 from gigl_loader.testing import TinyGraph
+from tests.partitioning.foreign_cases import BUYS, Case, plain, typed
 
 ARCHIVES = Path(__file__).with_name("foreign")
-PLAIN = {"_N": DEFAULT_HOMOGENEOUS_NODE_TYPE, ("_N", "_E", "_N"): DEFAULT_HOMOGENEOUS_EDGE_TYPE}
+PLAIN: dict[Any, Any] = {
+    "_N": DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    ("_N", "_E", "_N"): DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+}
 
 
 def _extract(name: str, folder: Path) -> Path:

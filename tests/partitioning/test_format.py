@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.format_digest import format_digest
-from table_graphs import BUYS, KNOWS, Tables
 
 from gigl_loader import partition_tables
+from tests.partitioning.table_graphs import BUYS, KNOWS, Tables
+from tests.support.format_digest import format_digest
 
 GRAPH = Tables(
     [f"u{i}é" for i in (7, 3, 9, 1, 4, 8, 2)],

@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.partition_tables import partition_tables
 from gigl_loader.partitioning.stages import id_index
 from gigl_loader.partitioning.stages.id_index import NO_NODE, Index
 from gigl_loader.partitioning.tables.spec import EdgeTable, Method, NodeTable
+from tests.support.draws import examples
 
 TEXTS, INTEGERS = st.text(max_size=20), st.integers(-(2**63), 2**63 - 1)
 

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.scripts import run_python
+
+from tests.support.scripts import run_python
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("starts_no_workers")]
 

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
 from gigl_loader.partitioning.resumable import ResumableJob
@@ -23,6 +22,7 @@ from gigl_loader.partitioning.stages.node_ids import (
     number_arrow,
 )
 from gigl_loader.partitioning.tables.table_files import Table
+from tests.support.draws import examples
 
 
 def _job(folder: Path) -> ResumableJob:

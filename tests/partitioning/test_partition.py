@@ -8,11 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from dataset_reference import E, Graph, N, by_type, homogeneous
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.draws import examples
-from table_graphs import Tables, check, tables
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.format.directory import RowOrder
@@ -23,6 +20,9 @@ from gigl_loader.partitioning.partition_graph import partition_graph
 from gigl_loader.partitioning.partition_tables import partition_tables
 from gigl_loader.partitioning.split_links import split_partitions
 from gigl_loader.partitioning.tables.spec import EdgeTable, Method, NodeTable
+from tests.dataset.dataset_reference import E, Graph, N, by_type, homogeneous
+from tests.partitioning.table_graphs import Tables, check, tables
+from tests.support.draws import examples
 
 INTS = pa.list_(pa.int64(), 2)
 

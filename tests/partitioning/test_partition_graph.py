@@ -6,16 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from dataset_reference import RING, SHOP, E, Graph, N, check_partitions, graphs, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.conditions import files_up_to
-from support.draws import examples
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.partition_graph import partition_graph
+from tests.dataset.dataset_reference import (
+    RING,
+    SHOP,
+    E,
+    Graph,
+    N,
+    check_partitions,
+    graphs,
+    written,
+)
+from tests.support.conditions import files_up_to
+from tests.support.draws import examples
 
 
 @settings(
@@ -105,7 +114,9 @@ def test_the_same_arguments_give_the_same_partitions(tmp_path: Path, method: str
 
 def test_contiguous_partitions_are_found_by_ranges(tmp_path: Path) -> None:
     dataset = written(RING, 3, tmp_path)[1]
-    assert dataset.view().node_books[N].bounds.tolist() == [3, 6, 8]
+    bounds = dataset.view().node_books[N].bounds
+    assert bounds is not None
+    assert bounds.tolist() == [3, 6, 8]
     assert dataset.node_ids.tolist() == [3, 4, 5]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.executable import forked_ray
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning import resumable
 from gigl_loader.runtime.sizes import parse_size
+from tests.support.executable import forked_ray
 
 pytestmark = pytest.mark.multiprocess
 

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.conditions import files_up_to
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError, ResourceError, UsageError
+from tests.support.conditions import files_up_to
 
 EDGES = {"src": [0, 1, 2], "dst": [1, 2, 3]}
 

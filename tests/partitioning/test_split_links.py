@@ -3,10 +3,8 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from dataset_reference import BUYS, KNOWS, REV_BUYS, E, Graph, N, as_index, by_type, graphs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import random_link_split
 
@@ -21,6 +19,18 @@ from gigl_loader.partitioning.split_links import (
     split_partitions,
     split_supervision_type,
 )
+from tests.dataset.dataset_reference import (
+    BUYS,
+    KNOWS,
+    REV_BUYS,
+    E,
+    Graph,
+    N,
+    as_index,
+    by_type,
+    graphs,
+)
+from tests.support.draws import examples
 
 
 def _pairs(edge_index):

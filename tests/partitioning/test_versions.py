@@ -14,7 +14,13 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
-from versioned_tables import (
+
+from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
+from gigl_loader.commands.partition import main
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.partitioning.tables import files_in_place
+from gigl_loader.partitioning.tables.row_sources import DeltaVersion, IcebergSnapshot, RowSource
+from tests.partitioning.versioned_tables import (
     EDGES,
     HOW,
     NODES,
@@ -28,12 +34,6 @@ from versioned_tables import (
     write_delta,
     write_delta_log,
 )
-
-from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
-from gigl_loader.commands.partition import main
-from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.partitioning.tables import files_in_place
-from gigl_loader.partitioning.tables.row_sources import DeltaVersion, IcebergSnapshot, RowSource
 
 SCHEMA = pa.schema([("src", pa.int64()), ("dst", pa.int64()), ("day", pa.string())])
 

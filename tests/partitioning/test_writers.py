@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.scripts import ForkedPython
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, UsageError, partition_tables
 from gigl_loader.errors import ConfigError
+from tests.support.scripts import ForkedPython
 
 WRITER = """
 import json, os, signal, sys

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from support.scripts import run_python
+from tests.support.scripts import run_python
 
 PACKAGE = Path(__file__).parent.parent.parent / "gigl_loader"
 

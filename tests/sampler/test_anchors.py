@@ -2,7 +2,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from link_reference import (
+
+from gigl_loader.dataset.dist_dataset import DistDataset
+from gigl_loader.dataset.schema import is_label_edge_type
+from gigl_loader.errors import ConfigError, ProtocolError
+from gigl_loader.partitioning.split_links import split_links
+from gigl_loader.sampler.anchors import anchor_sampler
+from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.testing import as_worker_gets
+from tests.loader.link.link_reference import (
     BUYS,
     KNOWS,
     LIKES,
@@ -22,16 +30,8 @@ from link_reference import (
     sample,
     shop,
 )
-from support import glt
-from support.draws import examples
-
-from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.dataset.schema import is_label_edge_type
-from gigl_loader.errors import ConfigError, ProtocolError
-from gigl_loader.partitioning.split_links import split_links
-from gigl_loader.sampler.anchors import anchor_sampler
-from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.testing import as_worker_gets
+from tests.support import glt
+from tests.support.draws import examples
 
 SMALL = settings(max_examples=examples(40), derandomize=True)
 

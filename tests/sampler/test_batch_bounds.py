@@ -7,10 +7,10 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.sampler.batch_bounds import BatchBounds, batch_bounds
+from tests.support.draws import examples
 
 USER, ITEM = "user", "item"
 RATES, RATED, KNOWS = (USER, "rates", ITEM), (ITEM, "rated", USER), (USER, "knows", USER)

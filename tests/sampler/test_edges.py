@@ -9,11 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from edge_cases import cases, sample_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from link_reference import edge_pairs, edge_stores
-from support.draws import examples
 
 from gigl_loader import ConfigError
 from gigl_loader.batch.message import BatchTicket
@@ -22,6 +19,9 @@ from gigl_loader.sampler.edges import Negatives, uniform
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.testing import TinyGraph, as_worker_gets, check_batch, check_same_batches
+from tests.loader.link.edge_cases import cases, sample_edges
+from tests.loader.link.link_reference import edge_pairs, edge_stores
+from tests.support.draws import examples
 
 
 @settings(max_examples=examples(40))

@@ -5,10 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from expansion_cases import cases, plan_of, sample, stores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader import ConfigError
 from gigl_loader.sampler.expansion import EdgeCollector
@@ -16,6 +14,8 @@ from gigl_loader.sampler.options import ExpansionOptions, SourceOptions
 from gigl_loader.sampler.plan import Draw
 from gigl_loader.sampler.rows.reader import LocalReader
 from gigl_loader.testing import TinyGraph, as_worker_gets, check_batch, check_same_batches
+from tests.sampler.expansion_cases import cases, plan_of, sample, stores_of
+from tests.support.draws import examples
 
 
 @settings(max_examples=examples(25))

@@ -7,8 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
-from support.scripts import run_python
 
 from gigl_loader.batch.collate import to_data, to_hetero_data
 from gigl_loader.batch.message import BatchTicket
@@ -31,6 +29,8 @@ from gigl_loader.testing import (
     check_same_batches,
     sample_message,
 )
+from tests.support.draws import examples
+from tests.support.scripts import run_python
 
 
 def _plan(graph: TinyGraph, fanouts: dict, **how) -> SamplingPlan:
@@ -280,7 +280,7 @@ import torch
 from gigl_loader.batch.message import BatchTicket
 from gigl_loader.sampler.options import ExpansionOptions
 from gigl_loader.sampler.kernels import sampling_kernels, weighted_kernels
-from support.scripts import run_python
+from tests.support.scripts import run_python
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sample_message

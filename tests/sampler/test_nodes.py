@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader.sampler.nodes import BatchNodes, NodeLabels, TreeLabels
+from tests.support.draws import examples
 
 IDS = st.lists(st.integers(0, 40) | st.integers(2**40, 2**40 + 3), max_size=60)
 

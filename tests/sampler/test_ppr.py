@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from push_cases import push, vector
 
 from gigl_loader.batch.message import (
     EDGE_FEATURES,
@@ -30,6 +29,7 @@ from gigl_loader.sampler.ppr.ppr_sampler import (
 )
 from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sample_message
+from tests.sampler.push_cases import push, vector
 
 STAR = TinyGraph.homogeneous(6, [(1, 0), (2, 0), (3, 0), (0, 4)])
 """Walks go from 0 to 1, 2 and 3, evenly, and from 4 to 0; 5 is alone."""

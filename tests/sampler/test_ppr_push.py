@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from push_cases import push, vector
-from support.draws import examples
 
 from gigl_loader.sampler.plan import DrawRequest
 from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
+from tests.sampler.push_cases import push, vector
+from tests.support.draws import examples
 
 
 def exact(edges: list[tuple[int, int]], num_nodes: int, seed: int, alpha: float) -> Any:

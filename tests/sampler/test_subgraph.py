@@ -5,14 +5,14 @@ from collections import Counter
 
 import pytest
 import torch
-from expansion_cases import cases, plan_of, sample, stores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 from torch_geometric.sampler.base import HeteroSamplerOutput, SamplerOutput
 
 from gigl_loader.sampler.neighbor import subgraph_sampler
 from gigl_loader.testing import TinyGraph
+from tests.sampler.expansion_cases import cases, plan_of, sample, stores_of
+from tests.support.draws import examples
 
 
 @settings(max_examples=examples(25))

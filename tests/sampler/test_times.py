@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader import ConfigError, DistDataset
 from gigl_loader.batch.collate import add_edge_labels, to_data, to_hetero_data
@@ -31,6 +30,7 @@ from gigl_loader.testing import (
     check_same_batches,
     sample_message,
 )
+from tests.support.draws import examples
 
 TIME = "when"
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.simulation import LostRank, LostServers, Size, SlowRank, SlowServers, draw_faults
+
+from tests.support.simulation import LostRank, LostServers, Size, SlowRank, SlowServers, draw_faults
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 30), st.booleans())

@@ -1,14 +1,15 @@
 """Collectives of simulated ranks: what all learn, and what it costs."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from support.simulation.group import SimulatedGroup
-from support.simulation.network import SimulatedNetwork
-from support.simulation.world import Process, World
 
 from gigl_loader.errors import PeerError
+from tests.support.simulation.group import SimulatedGroup
+from tests.support.simulation.network import SimulatedNetwork
+from tests.support.simulation.world import Process, World
 
 LATENCY_S, BYTES_PER_S = 0.001, 1e6
 
@@ -29,7 +30,7 @@ def _run(size: int, job: Callable[[SimulatedGroup, int, World], Any]) -> tuple[W
             found[rank] = error
 
     for rank, process in enumerate(processes):
-        world.spawn(lambda rank=rank: run(rank), process)
+        world.spawn(partial(run, rank), process)
     try:
         world.run(lambda: len(found) == size, 1000.0)
     finally:

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.simulation.memory import held_by, own_bytes
-from support.simulation.world import Process, World
+
+from tests.support.simulation.memory import held_by, own_bytes
+from tests.support.simulation.world import Process, World
 
 
 class _Holder:

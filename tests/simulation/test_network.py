@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.simulation.network import Link, SimulatedNetwork
-from support.simulation.world import Process, World
 
 from gigl_loader.errors import PeerLostError, PeerTimeoutError
 from gigl_loader.runtime.transport import EndReason, Method, Peer, Security
+from tests.support.simulation.network import Link, SimulatedNetwork
+from tests.support.simulation.world import Process, World
 
 SERVER, LATENCY_S, BYTES_PER_S = ("10.0.0.1", 700), 0.5, 1000.0
 

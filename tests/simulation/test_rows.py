@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.simulation import RowLaw
-from support.simulation.rows import KEY, are_right, packed
 
 from gigl_loader.batch.message import BATCH, NODE, ROWS
 from gigl_loader.runtime.memory.segments import align
+from tests.support.simulation import RowLaw
+from tests.support.simulation.rows import KEY, are_right, packed
 
 
 @given(st.integers(0, 2**40), st.integers(1, 500), st.integers(1, 200), st.floats(1.0, 6.0))

@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.simulation import (
+
+from gigl_loader.graph_store.wire.batch_shares import OwnBatches, share_of_batches
+from gigl_loader.graph_store.wire.requests import ProducerRequest, Runs
+from gigl_loader.sampler.options import SourceOptions
+from gigl_loader.sources.sampled_input import epoch_order
+from tests.support.simulation import (
     Deadlock,
     LostRank,
     LostServers,
@@ -21,11 +26,6 @@ from support.simulation import (
     meet_colocated,
     run_job,
 )
-
-from gigl_loader.graph_store.wire.batch_shares import OwnBatches, share_of_batches
-from gigl_loader.graph_store.wire.requests import ProducerRequest, Runs
-from gigl_loader.sampler.options import SourceOptions
-from gigl_loader.sources.sampled_input import epoch_order
 
 SMALL = Size(ranks=6, servers=4, batches=12, epochs=2, in_step=True, save_every=4, seed=5)
 REPLICAS = replace(SMALL, partitions=2)

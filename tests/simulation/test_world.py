@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from concurrent import futures
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pytest
-from support.simulation.world import (
+
+from tests.support.simulation.world import (
     Condition,
     Deadlock,
     Lock,
@@ -30,7 +32,7 @@ def _run(*threads: Callable[[World, list[Any]], None], limit_s: float = 1000.0) 
 
     try:
         for one in threads:
-            world.spawn(lambda one=one: whole(one))
+            world.spawn(partial(whole, one))
         world.run(lambda: not left[0], limit_s)
     finally:
         world.close()

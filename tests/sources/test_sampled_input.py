@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.glt import NodeSamplerInput
 
 from gigl_loader.batch.message import (
     AT_ONCE_EPOCH,
@@ -44,6 +43,7 @@ from gigl_loader.sources.sampled_input import (
 )
 from gigl_loader.sources.workers.supervisor import KERNELS
 from gigl_loader.testing import TinyGraph, as_worker_gets
+from tests.support.glt import NodeSamplerInput
 
 SEEDS = torch.arange(100, 111)
 

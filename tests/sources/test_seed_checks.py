@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader import ConfigError
 from gigl_loader.batch.message import INPUT_ID, SEED_GROUP
 from gigl_loader.sources.seed_checks import SeedSummary, check_each_once, check_same_seeds
+from tests.support.draws import examples
 
 IDS = st.lists(st.integers(0, 40), max_size=12)
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.sources.workers import pipe
-from support import scripts, zygote
+from tests.support import scripts, zygote
 
 _STAND_IN = """\
 import array, os, pickle, signal, socket, sys

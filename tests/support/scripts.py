@@ -20,7 +20,7 @@ from typing import Any
 
 from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.testing import free_port
-from support import zygote
+from tests.support import zygote
 
 
 def run_python(
@@ -103,7 +103,7 @@ def _start(popen: "subprocess.Popen[Any]", how: tuple[Any, ...], to_children: bo
         for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
     ]
     script = (
-        "from support import scripts; "
+        "from tests.support import scripts; "
         f"scripts.be({words!r}, {to_children}, {isinstance(popen, FinalizedPython)})"
     )
     environment = os.environ if given["env"] is None else given["env"]
@@ -139,7 +139,7 @@ class ForkedPython(subprocess.Popen[Any]):
     """``subprocess.Popen([sys.executable, ...])``, but for the seconds that its imports take.
 
     A child of this process with an interpreter of its own, as far as a script can tell. It is
-    forked from the zygote of this process, see `support.zygote`, and has one itself;
+    forked from the zygote of this process, see `tests.support.zygote`, and has one itself;
     without a zygote, or with options of the interpreter, it starts as any other.
     """
 
@@ -181,7 +181,7 @@ def enter_namespace(name: str) -> None:
 
 def in_namespace(name: str, *words: str) -> list[str]:
     """Return the command of a `ForkedPython` that runs ``python *words`` in a network namespace."""
-    script = f"from support import scripts; scripts.enter_namespace({name!r}); "
+    script = f"from tests.support import scripts; scripts.enter_namespace({name!r}); "
     return [sys.executable, "-c", f"{script}scripts._interpret({list(words)!r})"]
 
 

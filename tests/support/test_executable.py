@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gigl_loader.testing import wait_until
-from support.executable import forked_executable
+from tests.support.executable import forked_executable
 
 pytestmark = pytest.mark.multiprocess
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gigl_loader.testing.local_processes import running_processes
-from support.huge_pages import SIZE, move_into_huge_pages
+from tests.support.huge_pages import SIZE, move_into_huge_pages
 
 pytestmark = pytest.mark.multiprocess
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gigl_loader.testing import Footprint
-from support.scripts import FinalizedPython, forked_pythons, run_python
+from tests.support.scripts import FinalizedPython, forked_pythons, run_python
 
 pytestmark = pytest.mark.multiprocess
 

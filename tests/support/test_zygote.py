@@ -15,8 +15,8 @@ from gigl_loader.runtime.system import read_stat
 from gigl_loader.sources.workers import pool
 from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import Footprint, wait_until
-from support.scripts import ForkedPython
-from support.zygote import NAME, slow_supervisors, uses_zygote
+from tests.support.scripts import ForkedPython
+from tests.support.zygote import NAME, slow_supervisors, uses_zygote
 
 pytestmark = pytest.mark.multiprocess
 
@@ -133,7 +133,7 @@ print(subprocess.run([sys.executable, "-c", "print(5)"], capture_output=True, te
 """
 _WITH_A_SECOND_ZYGOTE = f"""
 import subprocess, sys
-from support.zygote import fork_zygote
+from tests.support.zygote import fork_zygote
 fork_zygote()
 subprocess.run([sys.executable, "-c", {_CHILD!r}], check=True)
 """

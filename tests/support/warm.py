@@ -15,7 +15,7 @@ from gigl_loader.graph_store.client import remote_source
 from gigl_loader.graph_store.server import storage_process
 from gigl_loader.loader import ablp
 from gigl_loader.sources.workers import supervisor
-from support import zygote
+from tests.support import zygote
 
 _IMPORTED_FOR_WHAT_THEY_IMPORT = ablp, remote_source, storage_process, supervisor, zygote
 for _name in vars(testing)["__all__"]:

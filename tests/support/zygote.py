@@ -31,7 +31,7 @@ from typing import Any
 from gigl_loader.errors import ProtocolError
 from gigl_loader.runtime import processes, system
 from gigl_loader.sources.workers import pipe, pool
-from support.huge_pages import move_into_huge_pages
+from tests.support.huge_pages import move_into_huge_pages
 
 # of linux/prctl.h, which Python has no names for
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36

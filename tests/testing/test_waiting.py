@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
-from support.conditions import Clock
 
 from gigl_loader.testing import this_machine, wait_until
+from tests.support.conditions import Clock
 
 
 class _NotedClock(Clock):

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # where the simulated cluster is
-from support.simulation import Deadlock, Outcome, SimulatedJob, Size, draw_faults, run_job
+sys.path.insert(0, str(Path(__file__).parents[3]))  # where the simulated cluster is
+from tests.support.simulation import Deadlock, Outcome, SimulatedJob, Size, draw_faults, run_job
 
 RANKS = (16, 64, 256, 1024, 4096)
 RANKS_PER_SERVER = 16

@@ -22,7 +22,7 @@ def enter(namespace: str) -> None:
         if libc.setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
     # what starts supervisors quickly was forked before, and is on the other side
-    zygote = sys.modules.get("support.zygote")
+    zygote = sys.modules.get("tests.support.zygote")
     if zygote is not None:
         zygote.fork_zygote()
 

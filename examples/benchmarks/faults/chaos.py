@@ -28,15 +28,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # where quick starts are
+sys.path.insert(0, str(Path(__file__).parents[3]))  # where quick starts are
 from _chaos_cases import CASES, RECIPES, Case, alone, write
 from _chaos_check import Digests
 from _chaos_job import AWAY_S, ChaosJob, Outcome, run_job
 from _chaos_plan import ALONE, FAULTS, draw, undisturbed
 from _cluster import machine_name
 from _machines import Link, Machines
-from support.scripts import forked_pythons
-from support.zygote import current_zygote
+
+from tests.support.scripts import forked_pythons
+from tests.support.zygote import current_zygote
 
 
 def burn(parent: int) -> None:
@@ -64,7 +65,7 @@ def quick_starts(fresh: bool) -> contextlib.AbstractContextManager[None]:
     """Fork trainers, servers and supervisors from processes that have imported all they need."""
     if fresh or current_zygote() is not None:  # a test has forked this one from such a process
         return contextlib.nullcontext()
-    return forked_pythons("support.warm", "torch_geometric.sampler")
+    return forked_pythons("tests.support.warm", "torch_geometric.sampler")
 
 
 def can_make_machines() -> bool:

@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "transport"))
-
-from flood import Flooded, flood
-from outage import BYTES, BYTES_PER_S, outage
-from service import SECURITIES, Answer, question
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from gigl_loader.errors import PeerLostError
 from gigl_loader.runtime.transport import SILENCE_S, Caller
+from tests.runtime.transport.flood import Flooded, flood
+from tests.runtime.transport.outage import BYTES, BYTES_PER_S, outage
+from tests.runtime.transport.service import SECURITIES, Answer, question
 
 Line = tuple[str, float, float, str]
 """What was done, what it took, its bar, the unit."""
@@ -32,7 +31,7 @@ def outages(lengths: list[float]) -> Iterator[Line]:
     """Cut links in the middle of a batch and while idle, all at once: nearly all is waiting."""
     cases = [(m, s, idle) for m in SECURITIES for s in lengths for idle in (False, True)]
     with ThreadPoolExecutor(len(cases)) as pool:
-        extra = pool.map(lambda case: outage(SECURITIES[case[0]](), *case[1:], SILENCE_S), cases)
+        extra = pool.map(lambda one: outage(SECURITIES[one[0]](), one[1], one[2], SILENCE_S), cases)
         for (mode, length_s, idle), extra_s in zip(cases, extra, strict=True):
             where, transfer_s = ("while idle", 0.0) if idle else ("in a batch", BYTES / BYTES_PER_S)
             name = f"{mode}: outage of {length_s:g} s {where}, beyond its length"

@@ -11,12 +11,11 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "transport"))
-
-from hostile import fuzz_caller, fuzz_listener
-from service import Answer, Service, question
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from gigl_loader.runtime.transport import Caller, Security
+from tests.runtime.transport.hostile import fuzz_caller, fuzz_listener
+from tests.runtime.transport.service import Answer, Service, question
 
 
 def held() -> dict[str, int]:

@@ -31,7 +31,7 @@ def tensor_at(owner: Any, dtype: torch.dtype, shape: Iterable[int], offset: int 
     return torch.frombuffer(owner, dtype=dtype, count=count, offset=offset).view(tuple(shape))
 
 
-def borrow(memory: ctypes.Array, on_free: Callable[[], None]) -> ctypes.Array:
+def borrow(memory: ctypes.Array, on_free: Callable[[], object]) -> ctypes.Array:
     """Return a buffer over ``memory``; ``on_free`` runs once no tensor over it is left."""
     handle = (ctypes.c_char * len(memory)).from_address(ctypes.addressof(memory))
     weakref.finalize(handle, on_free).atexit = False

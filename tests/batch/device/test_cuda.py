@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import DoesNotWait, DropsSources, borrow, tensor_at
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
@@ -16,6 +15,7 @@ from gigl_loader.batch.device.copy_stream import TorchBackend
 from gigl_loader.batch.device.prefetch import CopyAhead, CopyEngine, DevicePrefetcher
 from gigl_loader.runtime.memory.pinned import PinMemoryError, PinnedRange
 from gigl_loader.runtime.memory.segments import create_memfd, map_fd, unmap
+from tests.batch.device.fake_gpu import DoesNotWait, DropsSources, borrow, tensor_at
 
 pytestmark = [
     pytest.mark.gpu,

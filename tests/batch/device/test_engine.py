@@ -4,10 +4,10 @@ import ctypes
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from fake_gpu import POISON, FakeEvent, FakeGpu, Stream, borrow, tensor_at
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
@@ -16,6 +16,7 @@ from gigl_loader.batch.device.copy_stream import CopyEngine, TorchBackend, full_
 from gigl_loader.batch.device.device_memory import DeviceMemory
 from gigl_loader.batch.device.prefetch import DevicePrefetcher, copy_message
 from gigl_loader.errors import ConfigError
+from tests.batch.device.fake_gpu import POISON, FakeEvent, FakeGpu, Stream, borrow, tensor_at
 
 LABELS = {"x": [torch.tensor([1, 2]), torch.tensor([])], "pair": (torch.ones(1), "name", None)}
 Pair = namedtuple("Pair", ["left", "right"])
@@ -186,7 +187,7 @@ class MadeWhenRead(Mapping[str, Any]):
         if not self._borrows:
             return torch.full((2,), value, dtype=torch.float64)
         memory = (ctypes.c_char * 16)()
-        handle = borrow(memory, lambda: ctypes.memset(memory, POISON, 16) and None)
+        handle = borrow(memory, lambda: ctypes.memset(memory, POISON, 16))
         return tensor_at(handle, torch.float64, (2,)).fill_(value)
 
     def __getitem__(self, key: str) -> Any:
@@ -245,11 +246,13 @@ def test_an_engine_that_does_not_overlap_holds_and_waits_for_nothing() -> None:
     assert (engine.stats.batches, engine.stats.copied_bytes) == (1, 0), "all was there already"
 
 
-def test_a_broken_device_does_not_hide_the_first_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_device_does_not_hide_the_first_error(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu = FakeGpu("lazy")
     engine = CopyEngine("meta", backend=gpu)
     engine.launch(torch.ones(2))
-    gpu.tick = lambda: (_ for _ in ()).throw(RuntimeError("device-side assert"))
+    monkeypatch.setattr(gpu, "tick", Mock(side_effect=RuntimeError("device-side assert")))
     engine.close()
     assert engine.num_held == 0
     assert "device-side assert" in caplog.text

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import WRONG_ENGINES, FakeGpu, SlotLoader
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -19,6 +18,7 @@ from gigl_loader.batch.device.prefetch import (
     copy_message,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
+from tests.batch.device.fake_gpu import WRONG_ENGINES, FakeGpu, SlotLoader
 
 SCHEDULES = [("lazy", 0), ("eager", 0), ("compute_first", 0), ("copy_first", 0)]
 SCHEDULES += [("random", seed) for seed in range(12)]

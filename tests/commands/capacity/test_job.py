@@ -1,11 +1,12 @@
 """Jobs that can be, and the same on other machines."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from jobs_by_hand import JOB
 
 from gigl_loader.errors import ConfigError
+from tests.commands.capacity.jobs_by_hand import JOB
 
 
 def test_parts_that_are_better_than_drawn_stay_so_on_other_machines() -> None:
@@ -53,5 +54,6 @@ def test_a_job_whose_degrees_follow_a_law() -> None:
 @pytest.mark.parametrize("name", ["nodes", "edges", "link_gbit", "disk_gb_per_s", "memory_gb"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
 def test_figures_are_finite_and_above_zero(name: str, value: float) -> None:
+    changed: dict[str, Any] = {name: value}
     with pytest.raises(ConfigError, match=f"{name} must be above 0, got"):
-        replace(JOB, **{name: value})
+        replace(JOB, **changed)

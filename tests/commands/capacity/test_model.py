@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs_by_hand import COSTS, JOB
 
 from gigl_loader.commands.capacity.model import Job, estimate, throughput, together
+from tests.commands.capacity.jobs_by_hand import COSTS, JOB
 
 
 def test_one_machine_by_hand() -> None:

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from jobs_by_hand import COSTS, JOB
 
 from gigl_loader.commands.capacity.model import estimate
 from gigl_loader.commands.capacity.needs import cache_bytes, graph_bytes, share_kept
 from gigl_loader.errors import ConfigError
 from gigl_loader.sampler.row_cache.tables import WINDOW, RowTables, segment_bytes
+from tests.commands.capacity.jobs_by_hand import COSTS, JOB
 
 
 def test_memory_by_hand() -> None:

@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 
 import matplotlib
 import pytest
-from jobs_by_hand import COSTS, JOB
 
 from gigl_loader.commands.capacity.model import estimate
 from gigl_loader.commands.plan import draw
 from gigl_loader.errors import ConfigError
+from tests.commands.capacity.jobs_by_hand import COSTS, JOB
 
 STORE = replace(JOB, machines=2, deployment="graph-store", num_servers=2, step_ms=5.0)
 

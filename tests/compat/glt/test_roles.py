@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from gigl_loader.glt.sampler import RemoteNodePathSamplerInput, RemoteNodeSplitSamplerInput
 from gigl_loader.glt.typing import Split
-from store_cluster import HOST, free_port, processes
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.compat.glt.loaders import by_server
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.testing import TinyGraph, batch_tensors, check_same_batches
+from tests.graph_store.store_cluster import HOST, free_port, processes
 
 pytestmark = pytest.mark.multiprocess
 

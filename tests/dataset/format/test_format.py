@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from dataset_reference import BUYS, RING, SHOP, E, Graph, ring
-from support.format_digest import format_digest
 
 from gigl_loader import partition_graph
 from gigl_loader.partitioning.split_links import split_partitions
+from tests.dataset.dataset_reference import BUYS, RING, SHOP, E, Graph, ring
+from tests.support.format_digest import format_digest
 
 
 def _with_all() -> Any:

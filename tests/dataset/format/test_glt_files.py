@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from dataset_reference import (
+from torch_geometric.data import Data
+
+from gigl_loader import UsageError, partition_graph
+from gigl_loader.dataset.dist_dataset import DistDataset
+from gigl_loader.dataset.format import view_writer
+from gigl_loader.dataset.format.mapped import write_manifest
+from gigl_loader.dataset.schema import EdgeDir, message_passing_to_positive_label
+from gigl_loader.errors import ConfigError
+from tests.dataset.dataset_reference import (
     BUYS,
     REV_BUYS,
     RING,
@@ -24,14 +32,6 @@ from dataset_reference import (
     rows_of,
     written,
 )
-from torch_geometric.data import Data
-
-from gigl_loader import UsageError, partition_graph
-from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.dataset.format import view_writer
-from gigl_loader.dataset.format.mapped import write_manifest
-from gigl_loader.dataset.schema import EdgeDir, message_passing_to_positive_label
-from gigl_loader.errors import ConfigError
 
 
 def _write_with_glt(graph: Graph, root: Path, edge_dir: EdgeDir, caching: bool = False) -> None:

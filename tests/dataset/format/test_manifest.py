@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dataset_reference import RING, SHOP, arrays, check_partitions, write, written
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.errors import ConfigError
+from tests.dataset.dataset_reference import RING, SHOP, arrays, check_partitions, write, written
 
 
 def refuse_flips(path: Path, load: Callable[[], object], most: int = 400) -> None:

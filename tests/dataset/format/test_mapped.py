@@ -4,12 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from dataset_reference import RING, SHOP, N, arrays, check_partitions, write
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.format import mapped
 from gigl_loader.dataset.format.mapped import write_manifest
 from gigl_loader.errors import ConfigError
+from tests.dataset.dataset_reference import RING, SHOP, N, arrays, check_partitions, write
 
 
 def test_a_part_of_another_run_is_named(tmp_path: Path) -> None:
@@ -43,11 +43,11 @@ def test_every_missing_or_short_file_is_named(tmp_path: Path) -> None:
             DistDataset.load(tmp_path, index)
         path.write_bytes(content)
     for name in ("part0/manifest.json", "gigl_loader.json"):
-        content = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(content[: len(content) // 2])
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text[: len(text) // 2])
         with pytest.raises(ConfigError, match=r"json (is damaged|has changed)"):
             DistDataset.load(tmp_path, 0)
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_text(text)
     check_partitions(SHOP, [DistDataset.load(tmp_path, index) for index in range(2)], "in")
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from dataset_reference import RING, E, N, arrays, write
 
 from gigl_loader import UsageError
 from gigl_loader.dataset.dist_dataset import DistDataset
@@ -17,6 +16,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory import tensors
 from gigl_loader.runtime.memory.segments import close_fds, loads
 from gigl_loader.testing import open_files
+from tests.dataset.dataset_reference import RING, E, N, arrays, write
 
 
 def test_a_flipped_bit_is_found_in_the_background(tmp_path: Path, caplog) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dataset_reference import BUYS, RING, SHOP, E, Graph, N, by_type, write
 
 from gigl_loader import partition_graph
 from gigl_loader.dataset.dist_dataset import DistDataset
@@ -23,6 +22,7 @@ from gigl_loader.dataset.format.mapped_writer import (
 )
 from gigl_loader.errors import UsageError
 from gigl_loader.partitioning.split_links import split_partitions
+from tests.dataset.dataset_reference import BUYS, RING, SHOP, E, Graph, N, by_type, write
 
 
 def _with_rows(graph: Graph):

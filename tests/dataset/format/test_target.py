@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dataset_reference import RING, written
 
 from gigl_loader import partition_graph
 from gigl_loader.dataset.format.directory import check_format, check_order, check_target
 from gigl_loader.errors import ConfigError
 from gigl_loader.testing import TinyGraph
+from tests.dataset.dataset_reference import RING, written
 
 GRAPH = TinyGraph.random(40, 200)
 

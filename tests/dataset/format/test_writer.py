@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dataset_reference import RING, ring, write
-from support.scripts import ForkedPython, run_python
 
 from gigl_loader import UsageError, partition_graph
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.format.directory import lock_of, only_writer
 from gigl_loader.errors import ConfigError
+from tests.dataset.dataset_reference import RING, ring, write
+from tests.support.scripts import ForkedPython, run_python
 
 WRITER = """
 import os, signal, sys

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from dataset_reference import KNOWS, SMALL, E, N, as_index
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import DistNeighborLoader, partition_graph
@@ -17,6 +16,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.testing import batch_digest
+from tests.dataset.dataset_reference import KNOWS, SMALL, E, N, as_index
 
 
 def test_label_edge_types_of_a_heterodata_are_labels() -> None:

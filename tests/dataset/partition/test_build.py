@@ -1,7 +1,6 @@
 """Edges in canonical order, books and indexes of rows."""
 
 import torch
-from dataset_reference import as_index, rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from gigl_loader.dataset.partition.build import (
     owned_ids,
 )
 from gigl_loader.dataset.partition.partition_view import Adjacency
+from tests.dataset.dataset_reference import as_index, rows_of
 
 
 @given(

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataset_reference import N, ring
 from torch_geometric.data import Data
 
 from gigl_loader.dataset.dist_dataset import DistDataset
@@ -21,6 +20,7 @@ from gigl_loader.dataset.partition.checks import (
     check_weights,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
+from tests.dataset.dataset_reference import N, ring
 
 
 def test_arrays_are_taken_also_those_of_a_mapped_file(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dataset_reference import ring
 
 from gigl_loader import DistDataset, partition_graph
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as E
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as N
+from tests.dataset.dataset_reference import ring
 
 
 def _values(rows, ids: torch.Tensor) -> list:

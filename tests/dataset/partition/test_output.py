@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from dataset_reference import KNOWS, as_index, by_type, rows_of
 
 from gigl_loader import (
     ConfigError,
@@ -19,6 +18,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as E
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as N
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.runtime import glt_classes
+from tests.dataset.dataset_reference import KNOWS, as_index, by_type, rows_of
 
 BUYS = ("user", "buys", "item")
 RING = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scripts import ForkedPython
 
 from gigl_loader import ResourceError, partition_graph
 from gigl_loader.graph_store.ray.actor import ServerOptions, StorageServer, free_address
 from gigl_loader.runtime.transport.security import TOKEN_VARIABLE
 from gigl_loader.testing import TinyGraph, wait_until
+from tests.support.scripts import ForkedPython
 
 pytestmark = pytest.mark.multiprocess
 
@@ -137,11 +137,12 @@ def test_a_server_that_cannot_start_says_why(
     )
 
 
+ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_actor import StorageServer, _options, _wait_for
+from tests.graph_store.on_ray.test_actor import StorageServer, _options, _wait_for
 server = StorageServer(_options(Path(sys.argv[2])))
 health = _wait_for(server, "serving")
 assert health["status"]["pid"] == health["pid"]
@@ -152,9 +153,7 @@ time.sleep(600)
 
 def test_a_real_server_ends_with_its_actor(root: Path) -> None:
     actor = ForkedPython(
-        [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(root)],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", SCRIPT, str(ROOT), str(root)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert actor.stdout is not None

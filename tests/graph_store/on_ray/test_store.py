@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.executable import forked_ray
 
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, ServerDiedError, UsageError
@@ -25,6 +24,7 @@ from gigl_loader.runtime.transport.security import (
     TOKEN_VARIABLE,
 )
 from gigl_loader.testing import TinyGraph, batch_digest, wait_until
+from tests.support.executable import forked_ray
 
 pytestmark = pytest.mark.multiprocess
 

@@ -3,8 +3,6 @@
 import pytest
 import torch
 import torch.distributed as dist
-from support.conditions import Gpus
-from support.glt import get_context, init_worker_group
 from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, DistABLPLoader, DistDataset, DistNeighborLoader, UsageError
@@ -18,6 +16,8 @@ from gigl_loader.loader.deployment.job_ranks import (
 )
 from gigl_loader.runtime.transport import own_address
 from gigl_loader.testing import one_rank
+from tests.support.conditions import Gpus
+from tests.support.glt import get_context, init_worker_group
 
 RING = Data(edge_index=torch.stack([torch.arange(20), torch.arange(20).roll(1)]), num_nodes=20)
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.glt import (
-    CollocatedDistSamplingWorkerOptions,
-    NodeSamplerInput,
-    RemoteDistSamplingWorkerOptions,
-)
 
 from gigl_loader import BaseDistLoader, ConfigError, UsageError, WrongTypeError
 from gigl_loader.loader.deployment.process_role import check_context, check_deployment, the_producer
 from gigl_loader.sources.in_process.in_process_source import InProcessSource
 from gigl_loader.testing import TinyGraph
+from tests.support.glt import (
+    CollocatedDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+)
 
 
 def _parts(is_remote: bool) -> dict[str, Any]:

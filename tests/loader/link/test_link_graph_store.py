@@ -7,19 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from link_reference import (
-    BUYS,
-    KNOWS,
-    E,
-    check,
-    check_same,
-    collate,
-    expect,
-    fanouts_of,
-    ring,
-    sample,
-    shop,
-)
 
 from gigl_loader import (
     ABLPInputNodes,
@@ -35,6 +22,19 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.ablp import zip_with_negatives
 from gigl_loader.testing import batch_tensors, run_cluster
+from tests.loader.link.link_reference import (
+    BUYS,
+    KNOWS,
+    E,
+    check,
+    check_same,
+    collate,
+    expect,
+    fanouts_of,
+    ring,
+    sample,
+    shop,
+)
 
 pytestmark = pytest.mark.multiprocess
 

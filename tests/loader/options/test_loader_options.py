@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.conditions import Gpus
 
 from gigl_loader import (
     ConfigError,
@@ -13,6 +12,7 @@ from gigl_loader import (
     PPRSamplerOptions,
 )
 from gigl_loader.loader.options.loader_options import LoaderOptions, checked_device
+from tests.support.conditions import Gpus
 
 
 def _args(num_neighbors: Any = (2,), **how: Any) -> LoaderOptions:

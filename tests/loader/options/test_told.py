@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-import told_jobs
-import world_jobs
 
 from gigl_loader.testing import run_cluster, run_ranks
+from tests.loader import told_jobs, world_jobs
 
 pytestmark = pytest.mark.multiprocess
 

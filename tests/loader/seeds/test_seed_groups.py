@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.glt import NodeSamplerInput
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -27,6 +26,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import WrongTypeError
 from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.loader.seeds.seed_groups import GroupSource
+from tests.support.glt import NodeSamplerInput
 
 pytestmark = pytest.mark.usefixtures("group")
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-import world_jobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader
 from gigl_loader.loader.epochs.epoch import EpochProgress
 from gigl_loader.loader.seeds.world import WorldShare, check_shard
 from gigl_loader.testing import batch_digest, run_cluster, run_ranks
+from tests.loader import world_jobs
+from tests.support.draws import examples
 
 RUNS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), max_size=5)
 """(ranks, steps that each of them takes) before the number of ranks changes."""

@@ -1,7 +1,7 @@
 """Write ``dgl.tar.gz``: partitions of the graphs of `foreign_cases`, by DGL 2.1.
 
 Run in an environment of Python 3.11 with dgl==2.1.0, torch==2.2.1, torchdata==0.7.1, numpy<2,
-pandas<3, packaging, pyyaml, pydantic and setuptools, with ``PYTHONPATH=tests/partitioning``.
+pandas<3, packaging, pyyaml, pydantic and setuptools, with ``PYTHONPATH=.``.
 """
 
 import tarfile
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from dgl.data.utils import save_tensors
 from dgl.distributed import partition_graph
-from foreign_cases import Case, plain, typed
+
+from tests.partitioning.foreign_cases import Case, plain, typed
 
 
 def _graph(case: Case) -> dgl.DGLGraph:

@@ -1,6 +1,6 @@
 """Write ``tensorflow.tar.gz``: the graph ``typed`` of `foreign_cases` as TFRecords, by TensorFlow.
 
-Run in an environment with tensorflow-cpu, with ``PYTHONPATH=tests/partitioning``. Names of features
+Run in an environment with tensorflow-cpu, with ``PYTHONPATH=.``. Names of features
 are those of GiGL's examples. Users are plain files, items are compressed.
 """
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from foreign_cases import BUYS, typed
+
+from tests.partitioning.foreign_cases import BUYS, typed
 
 
 def _example(values: dict[str, Any]) -> bytes:

@@ -16,12 +16,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.scripts import run_python
 
 from gigl_loader.dataset.schema import EdgeDir, reverse_edge_type
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.runtime import glt_classes
 from gigl_loader.runtime.glt_classes import classes as stand_ins
+from tests.support.scripts import run_python
 
 ADDRESS: dict[str, Any] = {"master_addr": "10.0.0.1", "master_port": 4000}
 SHARED = sorted(glt_classes.EXPORTS)

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.conditions import SetConstants, files_up_to
 
 from gigl_loader.runtime.memory import segments, tensors
 from gigl_loader.runtime.system import number_in
+from tests.support.conditions import SetConstants, files_up_to
 
 SET_ASIDE = "sys/kernel/mm/hugepages/hugepages-2048kB"
 MADE = "sys/kernel/mm/transparent_hugepage"

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.conditions import Gpus
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, errors, partition_graph
@@ -21,6 +20,7 @@ from gigl_loader.runtime.memory.pinned import (
     PinnedRange,
     pinned_tensors,
 )
+from tests.support.conditions import Gpus
 
 PAGE = resource.getpagesize()
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.conditions import SetConstants
 
 from gigl_loader.dataset.partition.partition_view import Rows
 from gigl_loader.runtime.memory import read_ahead
@@ -20,6 +19,7 @@ from gigl_loader.runtime.memory.segments import MappedFile, mapped_file_at
 from gigl_loader.runtime.memory.tensors import map_file
 from gigl_loader.sampler.rows.row_exchange import gather_rows, located
 from gigl_loader.testing import wait_until
+from tests.support.conditions import SetConstants
 
 PAGE = mmap.PAGESIZE
 ROWS, WIDTH = 4096, PAGE // 4

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.conditions import no_descriptors_but
 
 from gigl_loader.dataset.partition.partition_view import Adjacency, PartitionView
 from gigl_loader.errors import ProtocolError
@@ -28,6 +27,7 @@ from gigl_loader.runtime.memory.same_host import (
 from gigl_loader.runtime.memory.tensors import Offered
 from gigl_loader.runtime.processes import ForkedProcess
 from gigl_loader.testing import TinyGraph, as_worker_gets, open_files, wait_until
+from tests.support.conditions import no_descriptors_but
 
 
 def _view():

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.conditions import files_up_to
 
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.memory.segments import SharedMemoryError
 from gigl_loader.testing import open_files
+from tests.support.conditions import files_up_to
 
 
 def test_errors_say_how_much_and_what_to_do() -> None:

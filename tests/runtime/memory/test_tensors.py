@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.conditions import no_descriptors_but
 
 from gigl_loader.runtime.memory import segments, tensors
 from gigl_loader.runtime.memory.tensors import as_array
 from gigl_loader.runtime.system import Footprint
 from gigl_loader.testing import open_files, wait_until
+from tests.support.conditions import no_descriptors_but
 
 
 def _descriptors() -> int:

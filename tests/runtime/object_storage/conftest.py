@@ -5,7 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from object_server import BUCKET, SECRET, Proxy, proxy_to, s3_server
+
+from tests.runtime.object_storage.object_server import BUCKET, SECRET, Proxy, proxy_to, s3_server
 
 _NUMBERS = itertools.count()
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.broken_groups import end_at_once
 from torch import Tensor
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, full_graph_inference
 from gigl_loader.errors import PeerError
+from tests.support.broken_groups import end_at_once
 
 NUM_NODES, NUM_LAYERS, WORLD = 20, 3, 2
 

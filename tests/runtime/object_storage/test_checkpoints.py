@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from object_server import Fault, failing, flip, hold_back
-from support.scripts import ForkedPython
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, DistNeighborLoader, load_checkpoint, save_checkpoint
@@ -24,6 +22,8 @@ from gigl_loader.errors import ConfigError, ObjectStorageError, ResourceError
 from gigl_loader.runtime.object_storage import object_folder
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
 from gigl_loader.testing import batch_digest
+from tests.runtime.object_storage.object_server import Fault, failing, flip, hold_back
+from tests.support.scripts import ForkedPython
 
 STATE = {"model": {"weight": torch.arange(300.0)}, "loader": {"yielded": 4, "seed": None}}
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from object_server import SECRET, Answer, Fault, failing, flip, hold_back, reset
 
 from gigl_loader.errors import ConfigError, ObjectStorageError, PeerTimeoutError, ResourceError
 from gigl_loader.runtime.object_storage import folder_cache as cache
@@ -26,6 +25,15 @@ from gigl_loader.runtime.object_storage.fetch import Fetch, StoredFile
 from gigl_loader.runtime.object_storage.folder_cache import Cache, hold
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url
 from gigl_loader.testing import wait_until
+from tests.runtime.object_storage.object_server import (
+    SECRET,
+    Answer,
+    Fault,
+    failing,
+    flip,
+    hold_back,
+    reset,
+)
 
 BLOCK = 4096
 MANIFEST = "manifest.json"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from object_server import Fault, failing, flip
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
@@ -21,6 +20,7 @@ from gigl_loader.partitioning.split_links import split_partitions
 from gigl_loader.runtime.object_storage import object_folder as object_storage
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
 from gigl_loader.testing import batch_digest
+from tests.runtime.object_storage.object_server import Fault, failing, flip
 
 MANIFEST = "gigl_loader.json"
 

@@ -12,8 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from exchange_in_threads import run_threads
-from object_server import Fault, failing
 from torch_geometric.data import Data
 
 from gigl_loader import (
@@ -32,6 +30,8 @@ from gigl_loader.errors import ConfigError, ObjectStorageError
 from gigl_loader.inference.results import Destination
 from gigl_loader.runtime.object_storage import object_folder as object_storage
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
+from tests.inference.exchange_in_threads import run_threads
+from tests.runtime.object_storage.object_server import Fault, failing
 
 
 def _partition(folder: Path, root: Any) -> Any:

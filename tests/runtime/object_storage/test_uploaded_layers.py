@@ -9,11 +9,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import layer_jobs
 import numpy as np
 import pytest
 import torch
-from object_server import Fault, failing, flip
 from torch_geometric.data import HeteroData
 
 from gigl_loader import DistDataset, full_graph_inference
@@ -21,6 +19,8 @@ from gigl_loader.errors import ObjectStorageError
 from gigl_loader.runtime.object_storage import object_folder
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
 from gigl_loader.testing import run_ranks
+from tests.runtime.object_storage import layer_jobs
+from tests.runtime.object_storage.object_server import Fault, failing, flip
 
 pytestmark = pytest.mark.usefixtures("starts_no_workers")
 

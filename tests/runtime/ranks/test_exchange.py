@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from exchange_in_threads import ThreadExchange, run_threads
 
 from gigl_loader.runtime.ranks import collectives as ranks
 from gigl_loader.runtime.ranks.collectives import RankExchange, RowsFromRanks
+from tests.inference.exchange_in_threads import ThreadExchange, run_threads
 
 
 class _Backend:

@@ -2,11 +2,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from network import Network
-from service import SECURITIES
 
 from gigl_loader.runtime.transport import Security
 from gigl_loader.testing import wait_until
+from tests.runtime.transport.network import Network
+from tests.runtime.transport.service import SECURITIES
 
 
 def _network(security: Security) -> Iterator[Network]:

@@ -9,11 +9,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from service import SECURITIES, Answer, question
-
 from gigl_loader.runtime.transport import Caller, Security
 from gigl_loader.runtime.transport.stream import KNOCK_FRAME
 from gigl_loader.testing import wait_until
+from tests.runtime.transport.service import SECURITIES, Answer, question
 
 
 class Flooded:

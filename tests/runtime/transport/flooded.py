@@ -6,10 +6,9 @@ import threading
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from service import SECURITIES, Service  # noqa: E402
+from tests.runtime.transport.service import SECURITIES, Service
 
 SPARE_THREADS = 8
 

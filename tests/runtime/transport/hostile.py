@@ -6,12 +6,12 @@ import socket
 import threading
 
 import numpy as np
-from service import Answer, Service, question
 
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.runtime.transport import Caller, Security
 from gigl_loader.runtime.transport.handshake import Admitted, Greeting, Hello
 from gigl_loader.runtime.transport.stream import ALIVE_FRAME, KNOCK_FRAME, FrameKind, pack
+from tests.runtime.transport.service import Answer, Service, question
 
 
 def exchange(frames: list[bytes], dice: random.Random) -> bytes:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from service import Service
 
 from gigl_loader.runtime.transport import Caller, Security
 from gigl_loader.runtime.transport.handshake import join
 from gigl_loader.runtime.transport.stream import Stream, drive
+from tests.runtime.transport.service import Service
 
 PATIENCE_S = 100.0
 """Of callers and services that are not to be given up: longer than any machine stands still."""

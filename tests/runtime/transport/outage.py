@@ -3,11 +3,10 @@
 import threading
 import time
 
-from relay import Relay
-from service import Answer, Service, question
-
 from gigl_loader.runtime.transport import Caller, Security
 from gigl_loader.testing import wait_until
+from tests.runtime.transport.relay import Relay
+from tests.runtime.transport.service import Answer, Service, question
 
 BYTES, BYTES_PER_S = 1 << 21, 4e6
 """Of the batch that is cut in its middle, and of the link that it comes over."""

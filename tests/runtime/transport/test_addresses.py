@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-from support.conditions import SetConstants
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.transport import sockets
 from gigl_loader.runtime.transport.sockets import free_ports
+from tests.support.conditions import SetConstants
 
 
 def test_loopback_is_told_from_the_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,15 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from network import AT_ONCE_S, PATIENCE_S, Network
-from outage import BYTES, BYTES_PER_S, outage
-from relay import Relay
-from service import SECURITIES, Answer, Service, question
-from support.conditions import SetConstants
 
 from gigl_loader.errors import (
     ConfigError,
@@ -29,6 +25,11 @@ from gigl_loader.errors import (
 from gigl_loader.runtime.transport import Caller, EndReason, IncomingArray, Security, listener
 from gigl_loader.runtime.transport import caller as caller_module
 from gigl_loader.testing import free_port, wait_until
+from tests.runtime.transport.network import AT_ONCE_S, PATIENCE_S, Network
+from tests.runtime.transport.outage import BYTES, BYTES_PER_S, outage
+from tests.runtime.transport.relay import Relay
+from tests.runtime.transport.service import SECURITIES, Answer, Service, question
+from tests.support.conditions import SetConstants
 
 pytestmark = pytest.mark.waits
 
@@ -251,10 +252,11 @@ def _at_port(network: Network, port: int) -> Service:
     return network.service(port=port)
 
 
+ROOT = Path(__file__).parents[3]
 SERVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from service import SECURITIES, Service
+from tests.runtime.transport.service import SECURITIES, Service
 service = Service(SECURITIES[sys.argv[2]]())
 print(service.listener.address[1], flush=True)
 sys.stdin.read()
@@ -264,9 +266,8 @@ sys.stdin.read()
 @pytest.fixture
 def process(network: Network) -> "object":
     mode = "tls" if network.security.mode.encrypted else "plain"
-    here = os.path.dirname(__file__)
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, here, mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", SERVER, ROOT, mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     yield server
     server.kill()
@@ -311,14 +312,14 @@ def test_a_stopped_peer_is_known_after_the_limit(
 def test_outages_cost_their_length() -> None:
     """Nothing is lost in an outage shorter than the limit, in a batch or while idle."""
     transfer_s = BYTES / BYTES_PER_S
-    cases = [
+    cases: list[tuple[Security, float, bool]] = [
         (make(), length_s, idle)
         for make in SECURITIES.values()
         for length_s in (2, 4, 7)
         for idle in (False, True)
     ]
     with ThreadPoolExecutor(len(cases)) as pool:  # at once: nearly all of it is waiting
-        found = pool.map(lambda case: outage(*case, PATIENCE_S), cases)
+        found = pool.map(lambda case: outage(case[0], case[1], case[2], PATIENCE_S), cases)
         for case, extra_s in zip(cases, found, strict=True):
             assert extra_s < AT_ONCE_S + transfer_s, case
 
@@ -365,8 +366,8 @@ def test_time_in_which_the_asker_is_suspended_is_no_silence(plain: Network) -> N
     with Relay(service.listener.address) as relay:
         script = f"""
 import sys
-sys.path.insert(0, {os.path.dirname(__file__)!r})
-from service import Answer, question
+sys.path.insert(0, {str(ROOT)!r})
+from tests.runtime.transport.service import Answer, question
 from gigl_loader.runtime.transport import Caller, Security
 caller = Caller(*{relay.address}, Security.local(), "asker", patience_s=2.0)
 caller.ask("gated", question(7), Answer).wait()

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from support.draws import examples
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.runtime.transport import codec
+from tests.support.draws import examples
 
 
 class Colour(enum.Enum):

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from network import Network
-from service import Answer, question
 
 from gigl_loader.runtime.transport import Caller, sockets
+from tests.runtime.transport.network import Network
+from tests.runtime.transport.service import Answer, question
 
 
 def _holds(sock: socket.socket) -> Callable[[], bool]:

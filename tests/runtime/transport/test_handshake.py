@@ -10,9 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from network import AT_ONCE_S, Network, refusals
-from service import TOKEN, Answer, question
-from support.conditions import SetConstants
 
 from gigl_loader.errors import JoinRefusedError, PeerLostError, ProtocolError
 from gigl_loader.runtime.transport import Caller, EndReason, Security, certs, stream
@@ -20,6 +17,9 @@ from gigl_loader.runtime.transport.codec import decode
 from gigl_loader.runtime.transport.handshake import NONCE_BYTES, Admitted, Goodbye, Greeting, Hello
 from gigl_loader.runtime.transport.stream import FrameKind, Steps, Stream, drive, pack, read_frame
 from gigl_loader.testing import wait_until
+from tests.runtime.transport.network import AT_ONCE_S, Network, refusals
+from tests.runtime.transport.service import TOKEN, Answer, question
+from tests.support.conditions import SetConstants
 
 
 @pytest.fixture(scope="module")

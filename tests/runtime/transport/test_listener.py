@@ -11,17 +11,17 @@ from functools import partial
 from typing import Any
 
 import pytest
-from flood import Flooded, flood
-from hostile import exchange, fuzz_caller, fuzz_listener
-from network import AT_ONCE_S, PATIENCE_S, Network, enter, refusals
-from service import SECURITIES, Answer, question
-from support.conditions import SetConstants
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerLostError
 from gigl_loader.runtime.transport import Caller, EndReason, Listener, Method, Peer, Security
 from gigl_loader.runtime.transport.listener import _PeerConnection
 from gigl_loader.runtime.transport.stream import ALIVE_FRAME, KNOCK_FRAME, FrameKind, Stream, pack
 from gigl_loader.testing import free_port, wait_until
+from tests.runtime.transport.flood import Flooded, flood
+from tests.runtime.transport.hostile import exchange, fuzz_caller, fuzz_listener
+from tests.runtime.transport.network import AT_ONCE_S, PATIENCE_S, Network, enter, refusals
+from tests.runtime.transport.service import SECURITIES, Answer, question
+from tests.support.conditions import SetConstants
 
 pytestmark = pytest.mark.waits
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from network import AT_ONCE_S
-from relay import Relay
-from service import SECURITIES, Answer, Service, question
 
 from gigl_loader.errors import PeerLostError
 from gigl_loader.runtime.transport import Caller, EndReason
+from tests.runtime.transport.network import AT_ONCE_S
+from tests.runtime.transport.relay import Relay
+from tests.runtime.transport.service import SECURITIES, Answer, Service, question
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[3]
 SERVER = f"""
 import sys
-sys.path.insert(0, {str(HERE)!r})
-from service import SECURITIES, Service
+sys.path.insert(0, {str(ROOT)!r})
+from tests.runtime.transport.service import SECURITIES, Service
 service = Service(SECURITIES["tls"](), sys.argv[1])
 print(service.listener.address[1], flush=True)
 sys.stdin.read()

@@ -6,11 +6,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from service import TOKEN
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.transport import Mode, Security, certs
 from gigl_loader.testing import wait_until
+from tests.runtime.transport.service import TOKEN
 
 
 def test_arguments_come_before_the_environment(

@@ -13,10 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from network import PATIENCE_S, Network, enter
-from service import Question
-from support.conditions import Clock
-from support.draws import examples
 
 from gigl_loader.runtime.transport import Peer, shares
 from gigl_loader.runtime.transport.shares import (
@@ -28,6 +24,10 @@ from gigl_loader.runtime.transport.shares import (
 )
 from gigl_loader.runtime.transport.stream import FrameKind, pack
 from gigl_loader.testing import wait_until
+from tests.runtime.transport.network import PATIENCE_S, Network, enter
+from tests.runtime.transport.service import Question
+from tests.support.conditions import Clock
+from tests.support.draws import examples
 
 STEP_S = 0.01
 KERNEL_BYTES = 1 << 20

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from service import SECURITIES
-from support.draws import examples
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.runtime.transport.codec import IncomingArray, decode, encode
@@ -31,6 +29,8 @@ from gigl_loader.runtime.transport.stream import (
     read_frame,
 )
 from gigl_loader.testing import wait_until
+from tests.runtime.transport.service import SECURITIES
+from tests.support.draws import examples
 
 pytestmark = pytest.mark.waits
 

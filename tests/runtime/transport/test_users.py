@@ -10,24 +10,24 @@ import time
 from pathlib import Path
 
 import pytest
-from network import Network, refusals
-from service import Answer, question
-from support.conditions import SetConstants
 
 from gigl_loader.errors import JoinRefusedError
 from gigl_loader.runtime.transport import EndReason, Security, sockets
 from gigl_loader.runtime.transport.handshake import Greeting, join
 from gigl_loader.runtime.transport.stream import KNOCK_FRAME, FrameKind, Stream, drive, pack
 from gigl_loader.testing import wait_until
+from tests.runtime.transport.network import Network, refusals
+from tests.runtime.transport.service import Answer, question
+from tests.support.conditions import SetConstants
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[3]
 NOBODY = 65534
 OPENING = f"""
 import os, sys, socket, encodings.idna
-sys.path.insert(0, {str(HERE)!r})
+sys.path.insert(0, {str(ROOT)!r})
 from gigl_loader.runtime.transport import Caller, Listener, Security
 from gigl_loader.errors import JoinRefusedError
-from service import Answer, Service, question
+from tests.runtime.transport.service import Answer, Service, question
 service = None
 os.setuid({NOBODY})
 """

@@ -9,12 +9,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import digest_cases as cases
 import pytest
 import torch
 import torch.distributed as dist
-from support.broken_groups import end_at_once, meet_in_store
-from support.sources import wait_for_batches
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
@@ -33,6 +30,9 @@ from gigl_loader.runtime.ranks.collectives import RankExchange
 from gigl_loader.sampler.gpu.device_sampler import DeviceSampler
 from gigl_loader.sources.in_process import device_rows, partitioned_graph
 from gigl_loader.testing import TinyGraph, batch_digest, check_same_batches
+from tests.loader import digest_cases as cases
+from tests.support.broken_groups import end_at_once, meet_in_store
+from tests.support.sources import wait_for_batches
 
 
 def of_a_rank(rank: int, size: int, folder: Path, names: list[str]) -> None:

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-import digest_cases as cases
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from without_values import DEVICE, GraphWithoutValues
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.batch.device.device_memory import DeviceMemory
@@ -18,6 +16,8 @@ from gigl_loader.sampler.gpu.device_sampler import CutBatch, DeviceSampler, Plac
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.testing import batch_digest
+from tests.loader import digest_cases as cases
+from tests.sampler.gpu.without_values import DEVICE, GraphWithoutValues
 
 MARKS = 3
 """Events of a batch: launched, cut, finished."""

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.conditions import Clock, Gpus
-from support.scripts import ForkedPython, run_python
+
+from tests.support.conditions import Clock, Gpus
+from tests.support.scripts import ForkedPython, run_python
 
 pytestmark = pytest.mark.waits
 

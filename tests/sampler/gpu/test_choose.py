@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import warp
-from support.conditions import Gpus
 
 from gigl_loader import ConfigError
 from gigl_loader.commands import diagnose
@@ -16,6 +15,7 @@ from gigl_loader.sampler.gpu import kernel_choice
 from gigl_loader.sampler.gpu.device_kernels import TorchKernels
 from gigl_loader.sampler.gpu.kernel_choice import kernels_for
 from gigl_loader.sampler.gpu.warp_kernels import WarpKernels
+from tests.support.conditions import Gpus
 
 CPU = torch.device("cpu")
 MODULE = "gigl_loader.sampler.gpu.warp_kernels"

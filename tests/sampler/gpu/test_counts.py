@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from device_counts import counted
-from tapes import TapedMemory
 from torch_geometric.data import HeteroData
 
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
@@ -21,6 +19,8 @@ from gigl_loader.batch.device.device_memory import DeviceMemory
 from gigl_loader.commands.capacity.needs import SHIPPED, Costs
 from gigl_loader.sampler.batch_bounds import batch_bounds
 from gigl_loader.testing import run_ranks
+from tests.sampler.gpu.device_counts import counted
+from tests.sampler.gpu.tapes import TapedMemory
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "gpu.md"
 NODES = {"paper": 400, "author": 300, "institute": 40, "topic": 50}

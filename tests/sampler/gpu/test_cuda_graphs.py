@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-import digest_cases as cases
 import pytest
 import torch
-from digest_cases import CASES
-from support.sources import source_of
-from tapes import TapedMemory
-from test_device_batches import KNOWN, REFUSED
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.batch.device.device_memory import DeviceMemory
 from gigl_loader.testing import batch_digest
+from tests.loader import digest_cases as cases
+from tests.loader.digest_cases import CASES
+from tests.sampler.gpu.tapes import TapedMemory
+from tests.sampler.gpu.test_device_batches import KNOWN, REFUSED
+from tests.support.sources import source_of
 
 FEW = ("links, binary", "nodes", "nodes, by time", "nodes, labor", "typed nodes, disjoint")
 ONE: dict[str, Any] = {"batch_size": 4, "seed": 5, "num_workers": 0}

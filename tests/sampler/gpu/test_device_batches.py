@@ -7,16 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import device_jobs
-import digest_cases as cases
 import numpy as np
 import pytest
 import torch
-from digest_cases import CASES
-from support.sources import source_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_geometric.data import Data
-from without_values import DEVICE, GraphWithoutValues
 
 from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader, partition_graph
 from gigl_loader.batch.message import BatchTicket
@@ -28,6 +23,11 @@ from gigl_loader.sampler.gpu.kept_rows import KeptRows
 from gigl_loader.sampler.options import FeatureStoreOptions
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.testing import batch_digest, run_ranks
+from tests.loader import digest_cases as cases
+from tests.loader.digest_cases import CASES
+from tests.sampler.gpu import device_jobs
+from tests.sampler.gpu.without_values import DEVICE, GraphWithoutValues
+from tests.support.sources import source_of
 
 KNOWN = json.loads((Path(cases.__file__).parent / "digests.json").read_text())
 REFUSED = {"nodes, ppr", "nodes, bidirectional", "subgraphs", "typed subgraphs"}
@@ -378,7 +378,7 @@ def test_mistakes_are_named() -> None:
     half.to("cpu", kernels="torch", features="host", cache="20%")
     with pytest.raises(ConfigError, match=r"0 of 2 .* leave cache= out of dataset\.to"):
         DistNeighborLoader(half, [2], nodes, **ONE, exchange="collective")
-    store = FeatureStoreOptions("digest_cases.Case")
+    store = FeatureStoreOptions("tests.loader.digest_cases.Case")
     bare = DistDataset.from_pyg(Data(edge_index=cases.edges(2), num_nodes=cases.NODES))
     with pytest.raises(ConfigError, match="feature_store is not sampled on a device"):
         DistNeighborLoader(bare.to("cpu", kernels="torch"), [2], nodes, **ONE, feature_store=store)

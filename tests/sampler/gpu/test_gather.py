@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader.sampler.gpu.device_kernels import TorchKernels
 from gigl_loader.sampler.gpu.warp_kernels import WarpKernels
+from tests.support.draws import examples
 
 CPU = torch.device("cpu")
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool)

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device_questions import KEYS, Question, draw_of, questions, view_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader.dataset.partition.partition_view import Adjacency, TimeOrder
 from gigl_loader.runtime import compiled
@@ -21,6 +19,8 @@ from gigl_loader.sampler.gpu.torch_numbers import mix, signed
 from gigl_loader.sampler.gpu.warp_kernels import WarpKernels
 from gigl_loader.sampler.nodes import NodeLabels, TreeLabels
 from gigl_loader.sampler.plan import TreesAndTimes
+from tests.sampler.gpu.device_questions import KEYS, Question, draw_of, questions, view_of
+from tests.support.draws import examples
 
 CPU = torch.device("cpu")
 ALL: tuple[TorchKernels, ...] = (TorchKernels(CPU), WarpKernels(CPU))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.conditions import Gpus
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
@@ -23,6 +22,7 @@ from gigl_loader.sampler.gpu.device_expansion import DeviceExpansion
 from gigl_loader.sampler.gpu.device_graph import LocalDeviceGraph
 from gigl_loader.sampler.gpu.device_kernels import TorchKernels
 from gigl_loader.sampler.plan import SamplingPlan
+from tests.support.conditions import Gpus
 
 NODES, DEGREE, DIM = 2000, 25, 32
 ONE: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "seed": 1}

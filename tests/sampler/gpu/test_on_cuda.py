@@ -11,12 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import digest_cases as cases
 import pytest
 import torch
-from digest_cases import CASES
-from support.sources import source_of
-from test_device_batches import REFUSED
 from torch_geometric.nn import GraphSAGE
 
 from gigl_loader import DistNeighborLoader
@@ -25,6 +21,10 @@ from gigl_loader.batch.leases import own_messages
 from gigl_loader.batch.message import BatchTicket
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.testing import batch_digest, wait_until
+from tests.loader import digest_cases as cases
+from tests.loader.digest_cases import CASES
+from tests.sampler.gpu.test_device_batches import REFUSED
+from tests.support.sources import source_of
 
 pytestmark = [
     pytest.mark.gpu,

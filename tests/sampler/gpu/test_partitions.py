@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import device_jobs
-import digest_cases as cases
 import pytest
 import torch
-from digest_cases import CASES
-from test_device_batches import REFUSED
 
 from gigl_loader.testing import run_ranks
+from tests.loader import digest_cases as cases
+from tests.loader.digest_cases import CASES
+from tests.sampler.gpu import device_jobs
+from tests.sampler.gpu.test_device_batches import REFUSED
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("starts_no_workers")]
 

@@ -3,15 +3,15 @@
 from collections import Counter
 from typing import Any
 
-import digest_cases as cases
 import pytest
 import torch
-from device_waits import waits_counted
 
 from gigl_loader import DistABLPLoader
 from gigl_loader.batch import splitting
 from gigl_loader.batch.message import stays_on_host
 from gigl_loader.loader.options import pad_shape
+from tests.loader import digest_cases as cases
+from tests.sampler.gpu.device_waits import waits_counted
 
 SIZES: dict[str, dict[str, Any]] = {
     "nodes": {"nodes": 40, "edges": 41},

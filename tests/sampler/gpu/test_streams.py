@@ -4,19 +4,19 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import digest_cases as cases
 import pytest
 import torch
-from digest_cases import CASES
-from streams import StreamedMemory, Streams, Watch
-from support.sources import source_of
-from test_device_batches import KNOWN, REFUSED
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.batch.message import BatchTicket
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.sources.in_process import device_source
+from tests.loader import digest_cases as cases
+from tests.loader.digest_cases import CASES
+from tests.sampler.gpu.streams import StreamedMemory, Streams, Watch
+from tests.sampler.gpu.test_device_batches import KNOWN, REFUSED
+from tests.support.sources import source_of
 
 ONE: dict[str, Any] = {"batch_size": 4, "seed": 5, "num_workers": 0}
 

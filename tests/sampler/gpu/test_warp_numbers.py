@@ -5,10 +5,10 @@ import torch
 import warp as wp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader.sampler.gpu.torch_numbers import exponentials, row_keys, signed, units
 from gigl_loader.sampler.gpu.warp_programs import exponential_of, row_key_of, unit_of
+from tests.support.draws import examples
 
 wp.set_module_options({"fuse_fp": False, "enable_backward": False})
 

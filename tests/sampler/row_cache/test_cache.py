@@ -4,13 +4,21 @@ import threading
 
 import numpy as np
 import pytest
-from cache_cases import MANY, NEVER, OWNER, check_arrays, ids_of_many, kill_a_holder, one_table
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.runtime.memory import mutex
 from gigl_loader.sampler.row_cache.cache import RowCache
+from tests.sampler.row_cache.cache_cases import (
+    MANY,
+    NEVER,
+    OWNER,
+    check_arrays,
+    ids_of_many,
+    kill_a_holder,
+    one_table,
+)
 
 
 def _optimum(batches: list[np.ndarray], capacity: int) -> int:

@@ -2,11 +2,18 @@
 
 import numpy as np
 import pytest
-from cache_cases import MANY, OWNER, check_arrays, ids_of_many, kill_a_holder, one_table
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.sampler.row_cache import kernels
+from tests.sampler.row_cache.cache_cases import (
+    MANY,
+    OWNER,
+    check_arrays,
+    ids_of_many,
+    kill_a_holder,
+    one_table,
+)
 
 
 @given(data=st.data(), capacity=st.integers(1, 30), references=st.sampled_from([20, 60, 1 << 10]))

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_cases import OWNER, cache_of, one_table, plan_of, read_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draws import examples
 
 from gigl_loader.batch.message import BatchTicket, Field
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
@@ -25,6 +23,8 @@ from gigl_loader.sampler.row_cache.tables import make_tables
 from gigl_loader.sampler.rows.reader import GraphReader, Scratch
 from gigl_loader.sampler.rows.row_exchange import LaterPeers, gather_rows
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
+from tests.sampler.row_cache.cache_cases import OWNER, cache_of, one_table, plan_of, read_fields
+from tests.support.draws import examples
 
 
 class _PlannedBefore:

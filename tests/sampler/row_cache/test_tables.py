@@ -4,13 +4,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from cache_cases import OWNER, one_table
 
 from gigl_loader.dataset.partition.partition_view import owner_of
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.sampler.row_cache.tables import RowTables, make_tables, segment_bytes
 from gigl_loader.testing import TinyGraph
+from tests.sampler.row_cache.cache_cases import OWNER, one_table
 
 
 def test_what_a_cache_takes_does_not_grow_with_the_graph() -> None:

@@ -12,14 +12,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
-import in_process_jobs
 import pytest
-import rank_jobs
 import torch
 import torch.distributed as dist
-from in_process_jobs import linked
-from support.broken_groups import end_at_once, meet_in_store
-from support.sources import wait_for_batches
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -34,6 +29,11 @@ from gigl_loader import (
 from gigl_loader.batch.device.device_memory import DeviceMemory
 from gigl_loader.sources.in_process import device_rows
 from gigl_loader.testing import batch_digest, check_same_batches
+from tests.loader import rank_jobs
+from tests.sources.in_process import in_process_jobs
+from tests.sources.in_process.in_process_jobs import linked
+from tests.support.broken_groups import end_at_once, meet_in_store
+from tests.support.sources import wait_for_batches
 
 GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
 BACKEND = "stand_in"

@@ -8,10 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import rank_jobs
 import torch
 import torch.distributed as dist
-from support.broken_groups import end_at_once, meet_in_store
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
@@ -31,6 +29,8 @@ from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.sampler.rows.reader import LocalReader
 from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import Footprint, check_same_batches
+from tests.loader import rank_jobs
+from tests.support.broken_groups import end_at_once, meet_in_store
 
 GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
 
@@ -242,7 +242,9 @@ class Raising(NeighborSampler):
 
 def a_sampler_raises(rank: int, size: int) -> None:
     for silent, told in ((False, "on purpose"), (True, "Raising.sample.* returned None")):
-        options = CustomSamplerOptions("in_process_jobs.Raising", {"silent": silent})
+        options = CustomSamplerOptions(
+            "tests.sources.in_process.in_process_jobs.Raising", {"silent": silent}
+        )
         kind, text = (SamplingError, f"batch 2.*{told}") if rank == 1 else (PeerError, "rank 1")
         with (
             loader_of(rank, size, sampler_options=options) as loader,

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import device_rows_jobs
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from gigl_loader.sources.in_process.device_rows import backend_for, device_group
 from gigl_loader.sources.in_process.device_source import PartitionedSource, PlacedSource
 from gigl_loader.sources.staggered_start import WorkerTurns
 from gigl_loader.testing import run_ranks
+from tests.sources.in_process import device_rows_jobs
 
 pytestmark = pytest.mark.usefixtures("starts_no_workers")
 

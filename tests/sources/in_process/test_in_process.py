@@ -5,12 +5,8 @@ import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
-import in_process_jobs
 import pytest
 import torch
-from in_process_jobs import CASES, COMMON, GRAPH, linked
-from support.glt import CollocatedDistSamplingWorkerOptions
-from support.sources import source_of
 
 from gigl_loader import (
     ConfigError,
@@ -25,6 +21,10 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sources.in_process.in_process_source import wait_for_lanes
 from gigl_loader.sources.staggered_start import WorkerTurns
 from gigl_loader.testing import check_same_batches, run_ranks
+from tests.sources.in_process import in_process_jobs
+from tests.sources.in_process.in_process_jobs import CASES, COMMON, GRAPH, linked
+from tests.support.glt import CollocatedDistSamplingWorkerOptions
+from tests.support.sources import source_of
 
 
 @pytest.mark.multiprocess

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.conditions import SetConstants
-from support.glt import init_worker_group
 from torch._C._distributed_c10d import HashStore
 
 from gigl_loader.dataset.cache_options import CacheOptions
@@ -27,6 +25,8 @@ from gigl_loader.sources.workers import agreement, pipe
 from gigl_loader.sources.workers.agreement import Agreement
 from gigl_loader.sources.workers.rendezvous import StoreRendezvous
 from gigl_loader.testing import TinyGraph
+from tests.support.conditions import SetConstants
+from tests.support.glt import init_worker_group
 
 GOOD_TOKEN = "k9Jr4nQ2-sTgV7wXzB5cYd"
 GRAPH = TinyGraph.random(40, 200)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from relay import Relay
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
@@ -35,6 +34,7 @@ from gigl_loader.sources.workers.peers import (
 )
 from gigl_loader.sources.workers.pipe import WorkerSetup
 from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
+from tests.runtime.transport.relay import Relay
 
 pytestmark = pytest.mark.waits
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from support.conditions import no_descriptors_but
 
 from gigl_loader.errors import ProtocolError
 from gigl_loader.runtime.memory import segments, tensors
 from gigl_loader.sources.workers import pipe
 from gigl_loader.testing import open_files
+from tests.support.conditions import no_descriptors_but
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.conditions import Clock
 
 from gigl_loader.batch.message import BatchTicket
 from gigl_loader.errors import FileChangedError, PeerError, PeerTimeoutError, WorkerDiedError
 from gigl_loader.sources.workers import recovery
 from gigl_loader.sources.workers.recovery import Recovery, RestartThread
+from tests.support.conditions import Clock
 
 
 class _Pool:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from relay import Relay
 from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
 from gigl_loader.sources.workers.rendezvous import StoreRendezvous, meet_ranks
+from tests.runtime.transport.relay import Relay
 
 
 @pytest.fixture(params=["file", "tcp"])

@@ -15,11 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from resting_jobs import note_compiling, tell
-from support.conditions import SetConstants
-from support.resting import at_rest
-from support.sources import supervisor_pid
-from support.zygote import Zygote, new_zygote, use_zygote
 
 from gigl_loader import (
     DistDataset,
@@ -33,6 +28,11 @@ from gigl_loader.runtime.system import descendants
 from gigl_loader.sources.workers import pool, resting
 from gigl_loader.sources.workers.pool import process_state
 from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until, worker_pid
+from tests.sources.workers.resting_jobs import note_compiling, tell
+from tests.support.conditions import SetConstants
+from tests.support.resting import at_rest
+from tests.support.sources import supervisor_pid
+from tests.support.zygote import Zygote, new_zygote, use_zygote
 
 pytestmark = pytest.mark.multiprocess
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.draws import examples
 
 from gigl_loader.batch.message import Attempt, BatchTicket
 from gigl_loader.sources.sampled_input import num_batches
 from gigl_loader.sources.workers.schedule import BatchStream, FairQueue
+from tests.support.draws import examples
 
 
 @given(seeds=st.integers(0, 200), size=st.integers(1, 50), drop_last=st.booleans())

@@ -7,10 +7,10 @@ import sys
 
 import numba
 import pytest
-from support.scripts import run_python
 
 from gigl_loader.sources.workers import pipe, supervisor
 from gigl_loader.sources.workers.supervisor import told_of_compiling
+from tests.support.scripts import run_python
 
 _LOADS = """
 import sys

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_workers import make_producer
 
 from gigl_loader.batch.leases import ShmChannel
 from gigl_loader.batch.message import (
@@ -36,6 +35,7 @@ from gigl_loader.sources.workers.peers import Access
 from gigl_loader.sources.workers.pipe import Plugins, WorkerSetup, pickled
 from gigl_loader.sources.workers.worker import Worker, keep_freed_memory
 from gigl_loader.testing import TinyGraph
+from tests.sources.workers.fake_workers import make_producer
 
 SEEDS = torch.arange(30, 40)
 ALONE: tuple = (pipe.PEERS, "rank 0 worker 3", None, {}, False, False)

@@ -9,9 +9,9 @@
 See `support.simulation.cluster` for what is real and what is modelled. Needs greenlet.
 """
 
-from support.simulation.cluster import Rank, SimulatedJob, digest
-from support.simulation.colocated import Meeting, meet_colocated
-from support.simulation.faults import (
+from tests.support.simulation.cluster import Rank, SimulatedJob, digest
+from tests.support.simulation.colocated import Meeting, meet_colocated
+from tests.support.simulation.faults import (
     LostRank,
     LostServers,
     Outcome,
@@ -20,10 +20,10 @@ from support.simulation.faults import (
     draw_faults,
     run_job,
 )
-from support.simulation.rows import RowLaw
-from support.simulation.size import Held, Size
-from support.simulation.workers import WorkCosts
-from support.simulation.world import Deadlock
+from tests.support.simulation.rows import RowLaw
+from tests.support.simulation.size import Held, Size
+from tests.support.simulation.workers import WorkCosts
+from tests.support.simulation.world import Deadlock
 
 __all__ = [
     "Deadlock",

@@ -69,14 +69,14 @@ from gigl_loader.sources import sampled_input, staggered_start
 from gigl_loader.sources.staggered_start import WorkerTurns
 from gigl_loader.sources.workers import agreement, producer, recovery, tasks
 from gigl_loader.testing import TinyGraph
-from support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
-from support.simulation.group import SimulatedGroup
-from support.simulation.memory import held_by, own_bytes
-from support.simulation.network import SimulatedNetwork
-from support.simulation.rows import TABLES, SimulatedRows, are_right
-from support.simulation.size import Held, Size
-from support.simulation.workers import SimulatedMemory, SimulatedPool
-from support.simulation.world import Process, World
+from tests.support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
+from tests.support.simulation.group import SimulatedGroup
+from tests.support.simulation.memory import held_by, own_bytes
+from tests.support.simulation.network import SimulatedNetwork
+from tests.support.simulation.rows import TABLES, SimulatedRows, are_right
+from tests.support.simulation.size import Held, Size
+from tests.support.simulation.workers import SimulatedMemory, SimulatedPool
+from tests.support.simulation.world import Process, World
 
 _MODULES = (
     server_outages,

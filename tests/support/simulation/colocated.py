@@ -19,8 +19,8 @@ from gigl_loader.sources.workers import agreement, rendezvous
 from gigl_loader.sources.workers.agreement import Agreement
 from gigl_loader.sources.workers.rendezvous import StoreRendezvous
 from gigl_loader.testing import TinyGraph
-from support.simulation.memory import held_by
-from support.simulation.world import Process, World
+from tests.support.simulation.memory import held_by
+from tests.support.simulation.world import Process, World
 
 # between machines of a rack; a question to torch's TCPStore; 25 Gbit/s
 _LATENCY_S, _SERVED_S, _BYTES_PER_S = 100e-6, 20e-6, 25e9 / 8

@@ -4,8 +4,8 @@ import math
 import random
 from dataclasses import dataclass
 
-from support.simulation.cluster import SimulatedJob, digest
-from support.simulation.size import Size
+from tests.support.simulation.cluster import SimulatedJob, digest
+from tests.support.simulation.size import Size
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from gigl_loader.errors import PeerError
-from support.simulation.network import SimulatedNetwork
-from support.simulation.world import Process, SimulatedEvent, World
+from tests.support.simulation.network import SimulatedNetwork
+from tests.support.simulation.world import Process, SimulatedEvent, World
 
 
 class _Round:

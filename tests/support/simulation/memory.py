@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from gigl_loader.testing.memory_network import MemoryCaller, MemoryListener, MemoryReply
-from support.simulation.group import SimulatedGroup
-from support.simulation.network import SimulatedNetwork
-from support.simulation.workers import SimulatedPool
-from support.simulation.world import Process, World, _Task
+from tests.support.simulation.group import SimulatedGroup
+from tests.support.simulation.network import SimulatedNetwork
+from tests.support.simulation.workers import SimulatedPool
+from tests.support.simulation.world import Process, World, _Task
 
 _APART = (
     World,

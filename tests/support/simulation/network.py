@@ -15,7 +15,7 @@ from gigl_loader.testing.memory_network import (
     MemoryNetwork,
     MemoryReply,
 )
-from support.simulation.world import SimulatedEvent, World
+from tests.support.simulation.world import SimulatedEvent, World
 
 _AGAIN_S = 0.2
 """Between two attempts to connect."""

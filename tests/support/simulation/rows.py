@@ -29,10 +29,10 @@ from gigl_loader.runtime.transport import EndReason
 from gigl_loader.sampler.plan import RowsRequest
 from gigl_loader.sampler.row_cache.cache import RowCache
 from gigl_loader.sampler.row_cache.look_ahead import DrawnAhead
-from support.simulation.world import SimFuture
+from tests.support.simulation.world import SimFuture
 
 if TYPE_CHECKING:
-    from support.simulation.cluster import SimulatedJob
+    from tests.support.simulation.cluster import SimulatedJob
 
 KEY = "x"
 """Of the tensor of rows in a batch."""

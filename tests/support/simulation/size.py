@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from support.simulation.rows import RowLaw
-from support.simulation.workers import WorkCosts
+from tests.support.simulation.rows import RowLaw
+from tests.support.simulation.workers import WorkCosts
 
 
 @dataclass(frozen=True, kw_only=True)

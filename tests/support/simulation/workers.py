@@ -16,8 +16,8 @@ from gigl_loader.runtime.memory.segments import Layout
 from gigl_loader.sources.workers import pipe
 from gigl_loader.sources.workers.pipe import WorkerSetup
 from gigl_loader.sources.workers.pool import WorkerEvent
-from support.simulation.rows import RowLaw, packed
-from support.simulation.world import SimulatedEvent, World
+from tests.support.simulation.rows import RowLaw, packed
+from tests.support.simulation.world import SimulatedEvent, World
 
 
 @dataclass(frozen=True)

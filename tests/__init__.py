@@ -1,0 +1,1 @@
+"""What tests share is imported as ``tests.<folder>.<module>``."""
