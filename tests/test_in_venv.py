@@ -1,13 +1,11 @@
 """`.ci/in-venv`, beside programs that take the place of `venv`, pip and uv and write down calls."""
 
-import importlib.util
 import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -189,65 +187,34 @@ def test_no_extras_at_all(checkout: Checkout, uv: Path) -> None:
 # --- what pip is configured with ------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def as_pip() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("uv_as_pip", ROOT / ".ci" / "uv_as_pip.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_uv_is_told_what_pip_is_configured_with(checkout: Checkout, uv: Path) -> None:
-    links, index = checkout.folder / "links", checkout.folder / "simple"
-    links.mkdir()
-    index.mkdir()
     Path(checkout.environment["PIP_LIST"]).write_text(
-        f"global.find-links='{links} https://links.invalid/torch'\n"
-        f"global.extra-index-url='file://{index} file://{index}-not-there https://more.invalid/'\n"
-        "global.index-url='https://index.invalid/simple'\n"
-        "global.constraint='/etc/a.txt\\n/etc/b.txt'\n"
-        "global.cert='/etc/global.crt'\n"
         ":env:.cert='/etc/env.crt'\n"
         ":env:.default-timeout='180'\n"
         ":env:.disable-pip-version-check='1'\n"
-        "install.trusted-host='index.invalid'\n"
-        "global.proxy='http://proxy.invalid:3128'\n"
-        "global.no-index='false'\n"
+        ":env:.find-links='/opt/links https://links.invalid/torch?a=b'\n"
+        "download.index-url='https://download.invalid/'\n"
+        "global.cert='/etc/global.crt'\n"
+        "global.constraint='/etc/a.txt\\n/etc/b.txt'\n"
+        "global.extra-index-url='\\nfile:///opt/simple\\nhttps://more.invalid/'\n"
+        "global.find-links='/opt/other'\n"
+        "global.index-url='https://global.invalid/simple'\n"
+        "install.index-url='https://install.invalid/simple'\n"
     )
     assert checkout.run(EXTRAS="examples").returncode == 0
     _, install, *variables = checkout.notes()
     for words in (
-        f"--find-links {links} --find-links https://links.invalid/torch",
-        f"--extra-index-url file://{index} --extra-index-url https://more.invalid/",
-        "--index-url https://index.invalid/simple",
-        "--constraint /etc/a.txt --constraint /etc/b.txt",
-        "--allow-insecure-host index.invalid",
-        "--index-strategy unsafe-best-match",
-        f"--python {checkout.folder}/.venv/bin/python",
+        " --find-links /opt/links --find-links https://links.invalid/torch?a=b ",
+        " --extra-index-url file:///opt/simple --extra-index-url https://more.invalid/ ",
+        " --index-url https://install.invalid/simple ",
+        " --constraint /etc/a.txt --constraint /etc/b.txt ",
+        " --index-strategy unsafe-best-match ",
+        f" --python {checkout.folder}/.venv/bin/python ",
     ):
         assert words in install
-    assert "not-there" not in install
-    assert "--no-index" not in install
-    assert variables == [
-        "HTTPS_PROXY=http://proxy.invalid:3128",
-        "HTTP_PROXY=http://proxy.invalid:3128",
-        "SSL_CERT_FILE=/etc/env.crt",
-        "UV_HTTP_TIMEOUT=180",
-    ]
-
-
-def test_variables_go_before_sections_and_sections_before_global(as_pip: ModuleType) -> None:
-    listed = ":env:.index-url='c'\ninstall.index-url='b'\ninstall.pre='1'\nglobal.index-url='a'\n"
-    assert as_pip.effective(listed) == {"index-url": "c", "pre": "1"}
-    assert as_pip.effective("") == {}
-    assert as_pip.effective("download.index-url='d'\n") == {}
-
-
-def test_options_that_uv_has_no_word_for(as_pip: ModuleType) -> None:
-    options = {"only-binary": "numpy", "no-deps": "no", "retries": "9", "require-hashes": "1"}
-    assert as_pip.translate(options)[2] == ["only-binary", "require-hashes"]
+    for other in ("/opt/other", "global.invalid", "download.invalid"):
+        assert other not in install, "variables go before sections, and [install] before [global]"
+    assert variables == ["SSL_CERT_FILE=/etc/env.crt", "UV_HTTP_TIMEOUT=180"]
 
 
 # --- the command ----------------------------------------------------------------------------------

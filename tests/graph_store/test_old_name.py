@@ -41,6 +41,7 @@ def test_it_refuses_what_the_command_refuses(monkeypatch, capsys) -> None:
     assert "--root" in capsys.readouterr().err
 
 
-def test_importing_it_starts_nothing(command_line) -> None:
+def test_importing_it_starts_nothing(command_line, monkeypatch) -> None:
     command_line(MODULE)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)  # as above
     assert callable(runpy.run_module(MODULE, run_name="imported")["main"])
