@@ -19,7 +19,7 @@ def process_group() -> Iterator[None]:
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     else:
-        store = dist.HashStore()  # type: ignore[attr-defined]
+        store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not declare it
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         yield

@@ -41,7 +41,7 @@ class GraphDataModule(lightning.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         if not dist.is_initialized():  # one device: Lightning starts no group, the loaders need one
-            store = dist.HashStore()  # type: ignore[attr-defined]
+            store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not declare it
             dist.init_process_group("gloo", store=store, rank=0, world_size=1)
             self._owns_group = True
         self._dataset = DistDataset.from_pyg(self._data)

@@ -319,7 +319,7 @@ def _own_group() -> Iterator[None]:
         yield
         return
     # in memory: without a port or a file shared with other processes
-    store, hook = dist.HashStore(), sys.excepthook  # type: ignore[attr-defined]
+    store, hook = dist.HashStore(), sys.excepthook  # type: ignore[attr-defined]  # torch does not declare it
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         yield

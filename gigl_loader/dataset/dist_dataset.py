@@ -187,7 +187,7 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         return cls._made(view, splits, source=source)
 
     @classmethod
-    def load(  # type: ignore[override, unused-ignore]
+    def load(  # type: ignore[override, unused-ignore]  # other arguments than the base class
         cls,
         root: FilePath,
         partition_idx: int,

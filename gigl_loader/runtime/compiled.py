@@ -83,12 +83,12 @@ def compile_kernel(function: F, *, cache: bool, **options: Any) -> F:
     """Compile a kernel like all of ours; ``options`` are further ones of ``numba.njit``."""
     # Without the interpreter's lock, so that sampling threads run side by side. Without bounds
     # checks: the caller checks foreign data (`reader._rows_of`, `reader._check_drawn`).
-    made = numba.njit(nogil=True, cache=cache, boundscheck=False, **options)
-    return made(function)  # type: ignore[no-any-return]
+    made: Callable[[F], F] = numba.njit(nogil=True, cache=cache, boundscheck=False, **options)
+    return made(function)
 
 
 @jit
-def mix(value):  # type: ignore[no-untyped-def]
+def mix(value: Any) -> Any:
     """Return a well-mixed uint64 of a uint64."""
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2
@@ -96,20 +96,20 @@ def mix(value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def at_address(context, address):  # type: ignore[no-untyped-def]
+def at_address(context: Any, address: Any) -> Any:
     """Return an int64 address as a pointer."""
 
-    def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.inttoptr(values[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), emit
 
 
 @intrinsic
-def prefetch(context, pointer):  # type: ignore[no-untyped-def]
+def prefetch(context: Any, pointer: Any) -> Any:
     """Prefetch the cache line at ``pointer``, without waiting for it."""
 
-    def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         number = ir.IntType(32)
         returns = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
         prefetch = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], returns)

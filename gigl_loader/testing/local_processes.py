@@ -162,7 +162,7 @@ def _rank(
     fn: Callable[..., None], rank: int, size: int, tmp_path: Path, limit_s: float, args: Any
 ) -> None:
     limit = timedelta(seconds=limit_s)
-    store = dist.FileStore(f"{tmp_path}/store", size)  # type: ignore[attr-defined]
+    store = dist.FileStore(f"{tmp_path}/store", size)  # type: ignore[attr-defined]  # torch does not declare it
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     # Gloo connects all pairs: a rank may finish ``fn`` and end before its peers have connected, and
     # they would fail instead of waiting.

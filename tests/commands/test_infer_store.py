@@ -155,10 +155,11 @@ def test_wrong_uses_are_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     served = endpoints[0].jobs_served
+    code: object
     try:
         code = infer.main([*arguments, *wrong])
     except SystemExit as ended:  # of argparse
-        code = ended.code  # type: ignore[assignment]
+        code = ended.code
     assert code == 2
     assert text in capsys.readouterr().err
     assert endpoints[0].jobs_served == served

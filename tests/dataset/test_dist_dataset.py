@@ -58,7 +58,7 @@ def test_an_empty_dataset_says_so() -> None:
     with pytest.raises(ConfigError, match="partition_idx must be in"):
         DistDataset(2, 2)
     with pytest.raises(ConfigError, match="edge_dir"):
-        DistDataset(0, 1, edge_dir="both")  # type: ignore[arg-type]
+        DistDataset(0, 1, edge_dir="both")  # type: ignore[arg-type]  # wrong on purpose
 
 
 # --- to other processes ---------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_partitions_that_no_rank_holds_are_named() -> None:
     with pytest.raises(ConfigError, match=r"no rank loaded partitions \[0\] of 2"):
         TinyGraph.random().partitions(2)[1].get_features(torch.tensor([1]))
     with pytest.raises(ConfigError, match="kind must be one of"):
-        DistFeature(TinyGraph.random().dataset(), "edges")  # type: ignore[arg-type]
+        DistFeature(TinyGraph.random().dataset(), "edges")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_edges_of_one_partition_that_there_are_not() -> None:

@@ -108,7 +108,7 @@ def test_partitions_that_are_not_here_are_named(tmp_path: Path, format: str) -> 
         DistDataset.load(tmp_path, 0, edges="all")
     assert DistDataset.load(tmp_path, 0).num_partitions == COUNT
     with pytest.raises(ConfigError, match='edges must be "own" or "all", got \'whole\''):
-        DistDataset.load(tmp_path, 0, edges="whole")  # type: ignore[arg-type]
+        DistDataset.load(tmp_path, 0, edges="whole")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_partitions_of_another_run_are_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gigl_loader.runtime.transport import IncomingArray
 
 
 def _address(lease: object) -> int:
-    return int(np.frombuffer(lease, np.uint8).ctypes.data)  # type: ignore[call-overload]
+    return int(np.frombuffer(lease, np.uint8).ctypes.data)  # type: ignore[call-overload]  # has a buffer
 
 
 def _sizes(pool: BufferPool) -> list[int]:

@@ -300,7 +300,7 @@ def test_a_server_that_does_not_begin_ends_the_epoch_of_all(make: Make) -> None:
         found.set_exception(PeerError("its workers are gone"))
         return found
 
-    one.call = failing  # type: ignore[method-assign]
+    one.call = failing
     with pytest.raises(PeerError, match="its workers are gone"):
         _start(channel, Attempt(0, 1), [(0, 0), (1, 1)])
     assert [name for name, _ in zero.calls] == ["start_new_epoch_sampling", "cancel_epoch_sampling"]

@@ -113,7 +113,7 @@ def _fetches(info, rank):
     with pytest.raises(ConfigError, match="together"):
         remote.fetch_node_ids(rank=0)
     with pytest.raises(ConfigError, match=r"storage server 0.*split must be"):
-        remote.fetch_node_ids(split="training")  # type: ignore[arg-type]
+        remote.fetch_node_ids(split="training")  # type: ignore[arg-type]  # wrong on purpose
     ports = remote.fetch_free_ports_on_storage_cluster(2)
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, ports)

@@ -73,7 +73,7 @@ def _fetch_once(info, rank, shared, barrier):
     assert len(shared) == 1  # one fetch for both shares
     dist.barrier()  # what follows is shared too, also that it failed
     with pytest.raises(ConfigError, match="split must be"):
-        remote.fetch_node_ids(split="training")  # type: ignore[arg-type]
+        remote.fetch_node_ids(split="training")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigError, match="together"):
         RemoteDistDataset(info, rank, shared)
     dist.barrier()

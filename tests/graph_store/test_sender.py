@@ -51,7 +51,7 @@ class _Server:
 
 
 def _batch(slot: _Slot) -> Received:
-    message = Packed(slot)  # type: ignore[arg-type]
+    message = Packed(slot)  # type: ignore[arg-type]  # a stand-in
     return Received(BatchTicket(0, 1, 2, 3), message, {"sample_s": 0.5})
 
 

@@ -104,7 +104,7 @@ def killed(rank: int, world: int, folder: Path) -> None:
         if rank == 0 and (layer, chunk) == (1, 2):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Results.note = note_and_die  # type: ignore[method-assign]
+    Results.note = note_and_die
     with pytest.raises(PeerError):
         full_graph_inference(make("SAGE"), dataset, out=folder, batch_size=3)
     end_at_once()
@@ -118,7 +118,7 @@ def resumed(rank: int, world: int, folder: Path) -> None:
         noted.append((layer, chunk))
         note(self, layer, chunk, rows)
 
-    Results.note = count  # type: ignore[method-assign]
+    Results.note = count
     model = make("SAGE")
     found: Any = full_graph_inference(model, dataset, out=folder, batch_size=3)
     full_jobs.check_close("resumed", found.values, whole(model)[found.ids])

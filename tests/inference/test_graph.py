@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.dataset.schema import COMMUNITY
+from gigl_loader.dataset.schema import COMMUNITY, EdgeDir
 from gigl_loader.errors import ConfigError
 from gigl_loader.inference.local_graph import LocalGraph, local_graph, message_types
 from tests.inference import full_jobs, typed_layers
@@ -28,8 +28,9 @@ def _graphs(partition: Any, world: int, nodes: Any = None, layers: int = 0) -> l
 
 def test_messages_go_along_edges_or_against_them() -> None:
     data = typed_layers.graph()
-    for edge_dir, turned in (("in", False), ("out", True)):
-        view = DistDataset.from_pyg(data, edge_dir=edge_dir).view()  # type: ignore[arg-type]
+    cases: tuple[tuple[EdgeDir, bool], ...] = (("in", False), ("out", True))
+    for edge_dir, turned in cases:
+        view = DistDataset.from_pyg(data, edge_dir=edge_dir).view()
         found = message_types(view.adjacency, view.edge_dir)
         assert set(found.values()) == set(typed_layers.TYPES)
         for edge_type, name in found.items():

@@ -31,7 +31,7 @@ def test_what_was_fetched_comes_again(on_disk: bool, tmp_path: Path) -> None:
     kept = KeptTensors(tmp_path if on_disk else None)
     for _ in range(2):
         for key, parts in enumerate(PARTS):
-            _same(kept.get(key, lambda parts=parts: parts), parts)  # type: ignore[misc]
+            _same(kept.get(key, lambda parts=parts: parts), parts)  # type: ignore[misc]  # a default binds the loop's
     _same(kept.get(0, lambda: pytest.fail("fetched again")), PARTS[0])
     assert not list(tmp_path.iterdir()), "the file has no name"
     kept.close()
@@ -51,7 +51,7 @@ def test_a_full_disk_keeps_less(
         _same(kept.get("second", lambda: PARTS[1][:1] + PARTS[0]), PARTS[1][:1] + PARTS[0])
     assert "No space left" in caplog.text
     fetched = []
-    _same(kept.get("second", lambda: fetched.append(1) or PARTS[1]), PARTS[1])  # type: ignore[func-returns-value]
+    _same(kept.get("second", lambda: fetched.append(1) or PARTS[1]), PARTS[1])  # type: ignore[func-returns-value]  # None, then the value
     assert fetched, "it was not kept"
     _same(kept.get("first", lambda: pytest.fail("fetched again")), PARTS[0])
     kept.close()

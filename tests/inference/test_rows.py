@@ -27,11 +27,12 @@ def test_rows_of_any_nodes_on_any_ranks(world: int, ranges: bool, data: st.DataO
     asked = [data.draw(st.lists(st.integers(0, NUM_NODES - 1), max_size=80)) for _ in range(world)]
 
     def job(exchange: ThreadExchange) -> None:
+        owners: RangeShares | NodeShares
         if ranges:
             owners = RangeShares({NODE: NUM_NODES}, exchange)
         else:
             view = full_jobs.partition(full_jobs.graph(), exchange.rank, world).view()
-            owners = NodeShares(view, exchange)  # type: ignore[assignment]
+            owners = NodeShares(view, exchange)
         own = owners.own_ids[NODE]
         fetcher = RowFetcher(owners, exchange)
         turned = torch.arange(len(own)).flip(0)
@@ -55,7 +56,7 @@ def test_rows_of_servers_stand_where_they_were_asked_for(stored_first: bool) -> 
         owners = RangeShares({NODE: NUM_NODES}, exchange)
         both = [OwnedRows(FLAT), lambda ids: WIDE[ids]]
         fetcher = RowFetcher(owners, exchange)
-        return fetcher.get(NODE, nodes, both[::-1] if stored_first else both)  # type: ignore[arg-type]
+        return fetcher.get(NODE, nodes, both[::-1] if stored_first else both)  # type: ignore[arg-type]  # rows of two kinds
 
     (found,) = run_threads(1, job)
     wanted = [FLAT[nodes], WIDE[nodes]]

@@ -30,7 +30,7 @@ ALONE: Any = SimpleNamespace(rank=0, size=1, gather=lambda value, kind: [value])
 @given(st.integers(0, 40), st.integers(1, 7))
 def test_ranges_are_all_nodes_in_order(count: int, world: int) -> None:
     shares = [
-        RangeShares({NODE: count}, SimpleNamespace(rank=rank, size=world))  # type: ignore[arg-type]
+        RangeShares({NODE: count}, SimpleNamespace(rank=rank, size=world))  # type: ignore[arg-type]  # a stand-in
         for rank in range(world)
     ]
     sizes = [one.own_ids[NODE].numel() for one in shares]
@@ -173,7 +173,7 @@ def test_a_stored_graph_is_measured_by_a_sample() -> None:
     store.identity = "other servers"
     assert graph.digest() != before, "the rows that were sampled are the same"
     (rows,) = graph.features().values()
-    assert torch.equal(rows(torch.tensor([5, 5])), DATA.x[[5, 5]])  # type: ignore[operator]
+    assert torch.equal(rows(torch.tensor([5, 5])), DATA.x[[5, 5]])  # type: ignore[operator]  # is a function here
 
 
 def test_types_of_a_partition_are_named_as_messages_go() -> None:

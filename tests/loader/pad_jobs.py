@@ -42,12 +42,13 @@ def of_a_client(info: Any, rank: int, folder: Path, names: list[str]) -> None:
         case, remote = CASES[name], RemoteDistDataset(info, rank)
         with case.make(remote, case.seeds_of(remote), pad=True) as loader:
             digest_cases.write(folder, name, rank, padded_digests(loader, rank, size))
-    remote, how = RemoteDistDataset(info, rank), {"batch_size": 8, "seed": 4, "shard": "none"}
+    remote = RemoteDistDataset(info, rank)
+    how: dict[str, Any] = {"batch_size": 8, "seed": 4, "shard": "none"}
     seeds = remote.fetch_node_ids()
-    with DistNeighborLoader(remote, [4, 4], seeds, **how) as loader:  # type: ignore[arg-type]
+    with DistNeighborLoader(remote, [4, 4], seeds, **how) as loader:
         whole = list(loader)
         sizes = padding_sizes(whole, share=0.5)
-    with DistNeighborLoader(remote, [4, 4], seeds, pad=sizes, **how) as loader:  # type: ignore[arg-type]
+    with DistNeighborLoader(remote, [4, 4], seeds, pad=sizes, **how) as loader:
         parts = one_shape(loader)
         assert seeds_of(parts) == seeds_of(whole)
         assert len(parts) > len(whole)

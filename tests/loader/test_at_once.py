@@ -124,9 +124,9 @@ def test_what_cannot_be_is_refused(workers: int) -> None:
         with pytest.raises(WrongTypeError, match="positions"):
             loader(torch.tensor([[1]]))
         with pytest.raises(WrongTypeError, match="positions"):
-            loader(3)  # type: ignore[arg-type]
+            loader(3)  # type: ignore[arg-type]  # wrong on purpose
         with pytest.raises(ConfigError, match="integer"):
-            loader([1.5])  # type: ignore[list-item]
+            loader([1.5])  # type: ignore[list-item]  # wrong on purpose
         assert loader([8]).batch.tolist() == [8]
     with pytest.raises(UsageError, match="shut down"):
         loader([0])

@@ -325,7 +325,7 @@ def test_links_and_anchors_refuse_too() -> None:
     with pytest.raises(ConfigError, match="looks for copies among merged nodes"):
         DistABLPLoader(dataset, FANOUT, index[0], exclude_supervision=True, disjoint=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'disjunct'"):
-        DistNeighborLoader(dataset, FANOUT, index[0], disjunct=True)  # type: ignore[call-arg]
+        DistNeighborLoader(dataset, FANOUT, index[0], disjunct=True)  # type: ignore[call-arg]  # wrong on purpose
 
 
 def test_no_hop_leaves_the_seeds_alone() -> None:

@@ -163,7 +163,7 @@ def test_how_many_batches_there_are_is_not_known_where_some_are_split() -> None:
         with pytest.raises(TypeError, match='"larger": "bound"'):
             len(loader)
         with pytest.raises(TypeError):
-            len(iter(loader))  # type: ignore[arg-type]
+            len(iter(loader))  # type: ignore[arg-type]  # wrong on purpose
         assert "batches=5" in repr(loader)
         assert len(list(loader)) > 5
     with _nodes({"nodes": 10**4, "edges": 10**4}) as loader:  # more than any batch can have

@@ -55,7 +55,7 @@ def test_what_there_is_not() -> None:
             with pytest.raises(ConfigError, match=match):
                 replay(loader, epoch, batch)
         with pytest.raises(WrongTypeError, match="got list"):
-            replay([loader], 0, 0)  # type: ignore[arg-type]
+            replay([loader], 0, 0)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(UsageError, match="shut down"):
         replay(loader, 0, 0)
 

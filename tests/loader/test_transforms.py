@@ -37,7 +37,7 @@ def test_a_batch_is_transformed_as_the_loop_gets_it() -> None:
         assert loader([3])[0] == plain([3]).num_nodes
         assert [sorted(one) for one in labels] == [list(range(6))]  # labels are in it by then
     with pytest.raises(ConfigError, match="transform must be a function"):
-        DistNeighborLoader(GRAPH.dataset(), [3], transform="x", **HERE)  # type: ignore[arg-type]
+        DistNeighborLoader(GRAPH.dataset(), [3], transform="x", **HERE)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def _reversed(out: Any) -> Any:

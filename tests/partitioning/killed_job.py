@@ -48,7 +48,7 @@ def _log_steps(path: str) -> None:
 
         return step(self, name, begin)
 
-    resumable.ResumableJob.step = logged  # type: ignore[method-assign]
+    resumable.ResumableJob.step = logged
 
 
 if __name__ == "__main__":

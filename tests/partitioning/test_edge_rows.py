@@ -127,4 +127,4 @@ def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='edge_rows=True needs format="mapped"'):
         partition_tables(nodes, edges, 1, tmp_path / "g", edge_rows=True, format="glt")
     with pytest.raises(WrongTypeError, match="edge_rows must be True or False"):
-        partition_tables(nodes, edges, 1, tmp_path / "g", edge_rows=1)  # type: ignore[arg-type]
+        partition_tables(nodes, edges, 1, tmp_path / "g", edge_rows=1)  # type: ignore[arg-type]  # wrong on purpose

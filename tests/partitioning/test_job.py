@@ -62,7 +62,7 @@ def test_steps_that_are_left_are_handed_out_together(tmp_path: Path) -> None:
 def test_steps_that_were_not_taken_are_not_noted(tmp_path: Path) -> None:
     steps = _job(tmp_path).steps({"a": lambda: 1, "b": lambda: 2})
     assert next(steps) == ("a", 1)
-    steps.close()  # type: ignore[attr-defined]
+    steps.close()  # type: ignore[attr-defined]  # a generator
     assert dict(_job(tmp_path).steps({"a": lambda: 3, "b": lambda: 4})) == {"a": 1, "b": 4}
 
 

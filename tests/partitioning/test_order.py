@@ -190,7 +190,7 @@ def test_bad_orders_are_refused_before_anything_starts(tmp_path: Path) -> None:
         "num_partitions": 1,
     }
     with pytest.raises(ConfigError, match='order must be "ids" or "degree", got \'hops\''):
-        partition_tables(**given, root=tmp_path / "parts", order="hops")  # type: ignore[arg-type]
+        partition_tables(**given, root=tmp_path / "parts", order="hops")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigError, match='order="degree" needs format="mapped"'):
         partition_tables(**given, root=tmp_path / "parts", order="degree", format="glt")
     assert list(tmp_path.iterdir()) == []

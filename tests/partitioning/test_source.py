@@ -137,7 +137,7 @@ def test_lists_of_a_slice_are_its_rows(rows: int, width: int, fixed: bool, skip:
     wanted = np.arange((rows + skip) * width, dtype=np.float32).reshape(-1, width)
     kind = pa.list_(pa.float32(), width) if fixed else pa.list_(pa.float32())
     batch = pa.record_batch({"x": pa.array(wanted.tolist(), kind)}).slice(skip)
-    found = matrix_in(None, file_of(0), ["x"], 0, batch, width)  # type: ignore[arg-type]
+    found = matrix_in(None, file_of(0), ["x"], 0, batch, width)  # type: ignore[arg-type]  # not needed here
     assert found.tolist() == wanted[skip:].tolist()
 
 
@@ -169,7 +169,7 @@ def test_numbers_that_a_type_has_not_are_refused(tmp_path, values, dtype, rows) 
     with pytest.raises(ConfigError, match=rf"'x' of p has numbers too large for \S+: {where}"):
         in_type(_table(tmp_path, {"x": [1]}), file_of(0), ["x"], 100, given, np.dtype(dtype))
     kept = np.delete(given, rows, axis=0)
-    found = in_type(None, file_of(0), ["x"], 0, kept, np.dtype(dtype))  # type: ignore[arg-type]
+    found = in_type(None, file_of(0), ["x"], 0, kept, np.dtype(dtype))  # type: ignore[arg-type]  # not needed here
     assert found.dtype == dtype
     assert found.tolist() == kept.tolist()
 

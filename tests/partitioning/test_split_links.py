@@ -359,7 +359,7 @@ def test_node_types_without_features_and_unknown_splits() -> None:
     assert split_links(data, num_test=0.0, num_val=0).data.num_nodes == 4
     assert DistDataset.from_pyg(data).view().num_nodes == {N: 4}
     with pytest.raises(ConfigError, match="split must be"):
-        split_supervision_type(BUYS, "valid")  # type: ignore[arg-type]
+        split_supervision_type(BUYS, "valid")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_a_directory_that_is_split_keeps_features_in_fewer_bytes_and_the_order_of_rows(

@@ -24,7 +24,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _where() -> str:
     record = logging.LogRecord("gigl_loader", logging.INFO, "", 0, "text", (), None)
     assert WhereFilter().filter(record) is True
-    return str(record.where)  # type: ignore[attr-defined]
+    return str(vars(record)["where"])
 
 
 def test_a_line_says_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

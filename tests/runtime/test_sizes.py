@@ -80,7 +80,7 @@ def test_each_keyword_is_named_in_its_error(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"{keyword} must be .*got '4 gigs'"):
             DistNeighborLoader(dataset, [1], **size)
     with pytest.raises(ConfigError, match=r"memory must be .*got 'much'"):
-        partition_tables(None, None, 1, tmp_path / "g", memory="much")  # type: ignore[arg-type]
+        partition_tables(None, None, 1, tmp_path / "g", memory="much")  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize(

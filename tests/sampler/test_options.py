@@ -125,7 +125,7 @@ def test_options_reach_workers_as_they_are() -> None:
     ):
         assert pickle.loads(pickle.dumps(one)) == one
         with pytest.raises(dataclasses.FrozenInstanceError):
-            one.seed = 1  # type: ignore[misc,union-attr]
+            one.seed = 1  # type: ignore[misc,union-attr]  # wrong on purpose
 
 
 def test_a_channel_is_an_edge_type_or_several() -> None:

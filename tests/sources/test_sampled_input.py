@@ -192,7 +192,7 @@ def test_a_plan_has_edge_types_in_one_order_on_all_ranks() -> None:
 
 def _timed(*dtypes: torch.dtype) -> PartitionView[Any]:
     """Return a view whose nodes have times of these types, as attributes of as many node types."""
-    return SimpleNamespace(  # type: ignore[return-value]
+    return SimpleNamespace(  # type: ignore[return-value]  # a stand-in
         node_attributes={
             (f"type{i}", "time"): Rows(torch.zeros(3, dtype=dtype))
             for i, dtype in enumerate(dtypes)

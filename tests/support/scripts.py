@@ -70,7 +70,8 @@ def run_python(
         return subprocess.CompletedProcess(words, code, out, err)
 
 
-_execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_Popen: Any = subprocess.Popen  # whose private methods no types are known of
+_execute_child = _Popen._execute_child
 _INTERRUPTED = -signal.SIGINT
 """For the exit code of a script that Ctrl-C has ended."""
 _EXECUTABLE = sys.executable
@@ -114,9 +115,9 @@ def _start(popen: "subprocess.Popen[Any]", how: tuple[Any, ...], to_children: bo
         os.fspath(given["cwd"] or os.getcwd()),
         new_session=bool(given["start_new_session"]),
     )
-    popen._child_created = True  # type: ignore[attr-defined]
+    popen._child_created = True  # type: ignore[attr-defined]  # private
     pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-    popen._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
+    popen._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]  # private
 
 
 def _words_of(given: dict[str, Any]) -> list[str] | None:
@@ -161,13 +162,12 @@ def forked_pythons(*modules: str) -> Iterator[None]:
     For pytest-xdist, whose processes would each import torch. What they start in turn is not
     forked, but for what says so: `ForkedProcess`, `ForkedPython`, `run_python`.
     """
-    kind: Any = subprocess.Popen
     with zygote.new_zygote(*modules) as new, zygote.use_zygote(new):
-        kind._execute_child = _fork_this_one_or_execute
+        _Popen._execute_child = _fork_this_one_or_execute
         try:
             yield
         finally:
-            kind._execute_child = _execute_child
+            _Popen._execute_child = _execute_child
 
 
 def enter_namespace(name: str) -> None:
@@ -272,7 +272,7 @@ def _interpret_to_the_end(words: list[str], to_children: bool = True) -> int:
     code = _call(words)
     # as the interpreter does at its end, in this order: threads are waited for, atexit functions
     # run, streams are flushed
-    threading._shutdown()  # type: ignore[attr-defined]
+    vars(threading)["_shutdown"]()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -290,7 +290,7 @@ def _prepare_to_interpret(to_children: bool) -> None:
         for number, mode in enumerate(("r", "w", "w"))
     )
     if to_children:
-        subprocess.Popen._execute_child = _fork_or_execute  # type: ignore[attr-defined]
+        _Popen._execute_child = _fork_or_execute
     _use_threads(os.environ.get("OMP_NUM_THREADS"))
 
 

@@ -54,5 +54,5 @@ gc.set_threshold(20_000, 20, 20)
 
 # torch and Numba undo three hundred registrations in memory that is about to be given back: for a
 # process of a test, some of the longest hundredths of a second that it has
-for _undone in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+for _undone in list(vars(weakref.finalize)["_registry"]):
     _undone.atexit = False

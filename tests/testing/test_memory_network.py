@@ -1,6 +1,7 @@
 import math
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,8 +38,8 @@ def question(number: int, rows: int = 3) -> Question:
 class Simulated:
     """A service whose answers take ``work_s`` each."""
 
-    def __init__(self, work_s: float = 0.0, **network: float) -> None:
-        self.network = MemoryNetwork(**network)  # type: ignore[arg-type]
+    def __init__(self, work_s: float = 0.0, **network: Any) -> None:
+        self.network = MemoryNetwork(**network)
         self.clock, self.work_s = self.network.clock, work_s
         self.asked: list[int] = []
         self.ends: list[tuple[str, EndReason]] = []

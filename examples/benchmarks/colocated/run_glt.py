@@ -25,11 +25,11 @@ class _Device:
 
 
 _real_device = torch.device
-torch.device = _Device  # type: ignore[misc, assignment]
+torch.device = _Device  # type: ignore[misc, assignment]  # for the import alone
 try:
     import graphlearn_torch as glt
 finally:
-    torch.device = _real_device  # type: ignore[misc]
+    torch.device = _real_device  # type: ignore[misc]  # for the import alone
 
 
 def _dataset(job: _job.Job) -> glt.distributed.DistDataset:

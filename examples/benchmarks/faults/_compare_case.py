@@ -150,11 +150,11 @@ def _import_glt() -> Any:
             return real("cuda", *args) if isinstance(args[0], int) else real(*args)
 
     sys.modules.setdefault("torch_sparse", types.ModuleType("torch_sparse"))  # unused
-    torch.device = Device  # type: ignore[misc, assignment]
+    torch.device = Device  # type: ignore[misc, assignment]  # for the import alone
     try:
         import graphlearn_torch
     finally:
-        torch.device = real  # type: ignore[misc]
+        torch.device = real  # type: ignore[misc]  # for the import alone
     return graphlearn_torch
 
 

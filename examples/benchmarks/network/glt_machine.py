@@ -127,7 +127,7 @@ def client(
     )
     import torch.distributed as dist
 
-    store = dist.TCPStore(  # type: ignore[attr-defined]
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch does not declare it
         addresses[case.parts], PORT + 2, case.parts, rank == 0
     )
     paths = []

@@ -132,7 +132,7 @@ def child(folder: str, method: Any, communities: int | None) -> None:
         place(*given)
         took.append(time.process_time() - started)
 
-    pipeline.Run._place_with_edges = timed  # type: ignore[method-assign, assignment]
+    pipeline.Run._place_with_edges = timed  # type: ignore[method-assign, assignment]  # put in a method's place
     report = partition_tables(
         NodeTable(f"{folder}/nodes.parquet"),
         EdgeTable(f"{folder}/edges.parquet"),

@@ -15,8 +15,8 @@ with the CUDA runtime instead (`gigl_loader.runtime.memory.pinned`). Without CUD
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, Final, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -237,7 +237,7 @@ class DevicePrefetcher(Generic[T]):
         return _LoaderPass(self, self._limits)
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]
+        return len(cast("Sized", self.loader))
 
     def __getattr__(self, name: str) -> Any:
         if name == "loader":  # not set yet: being unpickled or copied
@@ -249,11 +249,11 @@ class DevicePrefetcher(Generic[T]):
         return wrapped.get(name, value)
 
     def _state_dict(self) -> Any:
-        return self.loader.state_dict() if self._state is None else self._state  # type: ignore[attr-defined]
+        return cast("Any", self.loader).state_dict() if self._state is None else self._state
 
     def _load_state_dict(self, state: Any) -> None:
         self._state = None
-        self.loader.load_state_dict(state)  # type: ignore[attr-defined]
+        cast("Any", self.loader).load_state_dict(state)
 
 
 class _CountedSource(Generic[T]):

@@ -38,7 +38,7 @@ class DistDataset(OwnDataset):
         # what another process gets: its constructor has another order of arguments
         return OwnDataset._made(*parts, **how)
 
-    def load(  # type: ignore[override]
+    def load(  # type: ignore[override]  # other arguments than the base class
         self,
         root_dir: FilePath,
         partition_idx: int,

@@ -162,7 +162,7 @@ class DistLinkNeighborLoader(gigl_loader.DistLinkNeighborLoader):
     ) -> None:
         places = _places(self, data, "edge_label_index", edge_label_index, edge_dir, worker_options)
         if isinstance(worker_options, RemoteDistSamplingWorkerOptions) and edge_label is not None:
-            edge_label = {_servers_of(worker_options)[0]: edge_label}  # type: ignore[assignment]
+            edge_label = {_servers_of(worker_options)[0]: edge_label}  # type: ignore[assignment]  # a tensor until here
         super().__init__(
             num_neighbors=num_neighbors,
             batch_size=batch_size,

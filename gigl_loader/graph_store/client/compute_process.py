@@ -236,7 +236,7 @@ def _start_group(
     # all have joined the cluster by now, but the last one may be slightly behind
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     try:
-        store = dist.TCPStore(host, port, world_size, rank == 0, left)  # type: ignore[attr-defined]
+        store = dist.TCPStore(host, port, world_size, rank == 0, left)  # type: ignore[attr-defined]  # torch does not declare it
     except RuntimeError as error:
         raise _no_meeting(rank, host, port, left, error) from error
     # the time left for meeting must not limit later calls of the group
@@ -363,7 +363,7 @@ def async_request_server(
         if error is None:
             answer.set_result(done.result())
         else:
-            answer.set_exception(error)  # type: ignore[arg-type]
+            answer.set_exception(error)  # type: ignore[arg-type]  # it takes any exception
 
     call_server(server_rank, func, *args, **kwargs).add_done_callback(hand_on)
     return answer

@@ -139,13 +139,13 @@ class StoreLookup:
             try:
                 found.set_result(fetch())
             except Exception as error:
-                found.set_exception(error)  # type: ignore[arg-type]
+                found.set_exception(error)  # type: ignore[arg-type]  # it takes any exception
 
         what = f"{kind} of {name!r}"
 
         def died(error: BaseException) -> None:
             # a future of torch takes no SystemExit
-            found.set_exception(PeerError(f"{what}: {error!r}"))  # type: ignore[arg-type]
+            found.set_exception(PeerError(f"{what}: {error!r}"))  # type: ignore[arg-type]  # it takes any exception
 
         new_thread(target=answer, name=what, on_death=died).start()
         return found

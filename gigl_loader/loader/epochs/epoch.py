@@ -155,7 +155,7 @@ def _read(state: dict[str, Any]) -> tuple[int, int, set[int], bool]:
             "not a loader state: epoch, yielded and the positions in ahead are integers from 0 on, "
             f"and finished is a bool, got {found}; give the result of a state_dict()"
         )
-    return epoch, yielded, set(ahead), finished  # type: ignore[return-value, arg-type]
+    return epoch, yielded, set(ahead), finished  # type: ignore[return-value, arg-type]  # checked above
 
 
 @dataclass

@@ -159,7 +159,7 @@ def _check_least(shape: PadShape, graph: "_PaddedGraph", roots: "_Seeds") -> Non
         ),
         ("edges", shape.edges, least.edges),
     ):
-        small = {name: needed[name] for name, size in given.items() if size < needed[name]}  # type: ignore[index]
+        small = {name: needed[name] for name, size in given.items() if size < needed[name]}  # type: ignore[index]  # both are of one kind
         if small:
             raise ConfigError(
                 f'pad["{names}"]={_plain(given)} may have no place for a single seed, and such a '

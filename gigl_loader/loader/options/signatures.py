@@ -52,7 +52,8 @@ def with_keywords(**other: object) -> Callable[[L], L]:
     """
 
     def decorate(loader: L) -> L:
-        own: Any = loader.__init__  # type: ignore[misc]
+        kind: Any = loader
+        own = kind.__init__
         signature = inspect.signature(own)
         *named, rest = signature.parameters.values()
         (taken,) = get_args(rest.annotation)
@@ -79,10 +80,8 @@ def with_keywords(**other: object) -> Callable[[L], L]:
             f"""Start a loader; ``help({loader.__name__})`` says what each parameter means."""
         )
         # `inspect`, IDEs and Sphinx show this; the call itself still takes `**keywords`.
-        init.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*named, *added]
-        )
-        loader.__init__ = init  # type: ignore[misc]
+        vars(init)["__signature__"] = signature.replace(parameters=[*named, *added])
+        kind.__init__ = init
         return loader
 
     return decorate

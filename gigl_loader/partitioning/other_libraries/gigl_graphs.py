@@ -74,7 +74,7 @@ def read_gigl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
                     src="_src",
                     dst="_dst",
                     features=table.features,
-                    supervision=supervision,  # type: ignore[arg-type]
+                    supervision=supervision,  # type: ignore[arg-type]  # one of these words
                 )
             )
         if not graph.edges[edge_type]:

@@ -109,7 +109,7 @@ def _records(file: Any, name: str) -> Iterator[tuple[Array, Array]]:
 
 
 @numba.njit(cache=True, nogil=True)
-def _crc(data, start, end, table):  # type: ignore[no-untyped-def]
+def _crc(data: Any, start: Any, end: Any, table: Any) -> Any:
     # In 64 bits, which numba's and numpy's rules for mixed types agree on.
     low = np.uint64(0xFFFFFFFF)
     crc = low
@@ -121,7 +121,7 @@ def _crc(data, start, end, table):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _number(data, start, size):  # type: ignore[no-untyped-def]
+def _number(data: Any, start: Any, size: Any) -> Any:
     number = np.uint64(0)
     for i in range(size):
         number |= np.uint64(data[start + i]) << np.uint64(8 * i)
@@ -129,7 +129,7 @@ def _number(data, start, size):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _scan(data, table):  # type: ignore[no-untyped-def]
+def _scan(data: Any, table: Any) -> Any:
     """Return starts and ends of whole records, where the rest begins, and if all sums are right."""
     spans = np.empty((2, len(data) // 16), np.int64)  # no record is shorter than its frame
     position, count = np.int64(0), 0
@@ -151,7 +151,7 @@ def _scan(data, table):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _varint(data, position, end):  # type: ignore[no-untyped-def]
+def _varint(data: Any, position: Any, end: Any) -> Any:
     """Return a number and the position after it; -1: it does not end."""
     value, shift = np.uint64(0), np.uint64(0)
     while position < end and shift < 70:
@@ -164,7 +164,7 @@ def _varint(data, position, end):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _field(data, position, end):  # type: ignore[no-untyped-def]
+def _field(data: Any, position: Any, end: Any) -> Any:
     """Return number, wire type, start and end of a field's content; end -1: it is damaged."""
     tag, position = _varint(data, position, end)
     number, wire = np.int64(tag >> np.uint64(3)), np.int64(tag & np.uint64(7))
@@ -185,7 +185,7 @@ def _field(data, position, end):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _find(data, spans, keys, key_ends, lists):  # type: ignore[no-untyped-def]
+def _find(data: Any, spans: Any, keys: Any, key_ends: Any, lists: Any) -> Any:
     """Write kind, start and end of each list (kind 0: none) to ``lists[key, record]``.
 
     Returns the first record that cannot be read, or -1.
@@ -207,7 +207,7 @@ def _find(data, spans, keys, key_ends, lists):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _enter(data, position, end, keys, key_ends, lists):  # type: ignore[no-untyped-def]
+def _enter(data: Any, position: Any, end: Any, keys: Any, key_ends: Any, lists: Any) -> Any:
     """Note the list of an entry, if it is wanted; return whether it could be read."""
     key_start, key_stop, kind, start, stop = 0, 0, 0, 0, 0
     while position < end:
@@ -234,7 +234,7 @@ def _enter(data, position, end, keys, key_ends, lists):  # type: ignore[no-untyp
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill(data, lists, out, counts):  # type: ignore[no-untyped-def]
+def _fill(data: Any, lists: Any, out: Any, counts: Any) -> Any:
     """Write numbers to ``out``, as many as there is room for; count all, -1: they are damaged."""
     for row in range(len(lists)):
         kind, position, end = lists[row]

@@ -253,14 +253,14 @@ def _unlabelled(level: MergeLevel) -> Array:
 
 
 @numba.njit(cache=True, nogil=True)
-def _add_loads(labels, sizes, loads):  # type: ignore[no-untyped-def]
+def _add_loads(labels: Any, sizes: Any, loads: Any) -> Any:
     for node in range(labels.shape[0]):
         if labels[node] >= 0:
             loads[labels[node]] += sizes[node] if sizes.shape[0] else 1
 
 
 @numba.njit(cache=True, nogil=True)
-def _emptiest(loads, group, bounds, next_ones):  # type: ignore[no-untyped-def]
+def _emptiest(loads: Any, group: Any, bounds: Any, next_ones: Any) -> Any:
     """Return the label with the fewest nodes among the next ones of a group."""
     first, end = bounds[group], bounds[group + 1]
     best = next_ones[group]
@@ -273,9 +273,20 @@ def _emptiest(loads, group, bounds, next_ones):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _pass(  # type: ignore[no-untyped-def]
-    nodes, neighbors, weights, labels, sizes, loads, most, groups, bounds, next_ones, scores, damp
-):
+def _pass(
+    nodes: Any,
+    neighbors: Any,
+    weights: Any,
+    labels: Any,
+    sizes: Any,
+    loads: Any,
+    most: Any,
+    groups: Any,
+    bounds: Any,
+    next_ones: Any,
+    scores: Any,
+    damp: Any,
+) -> Any:
     """Take a block of edges; return how many nodes took another label."""
     moved, end = 0, 0
     seen = np.empty(nodes.shape[0], labels.dtype)
@@ -304,7 +315,16 @@ def _pass(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _score(nodes, neighbors, weights, labels, groups, scores, seen, start):  # type: ignore[no-untyped-def]
+def _score(
+    nodes: Any,
+    neighbors: Any,
+    weights: Any,
+    labels: Any,
+    groups: Any,
+    scores: Any,
+    seen: Any,
+    start: Any,
+) -> Any:
     """Count the labels of a node's neighbours; return the end of its edges, and of the labels."""
     end, num_seen, node = start, 0, nodes[start]
     while end < nodes.shape[0] and nodes[end] == node:
@@ -319,7 +339,9 @@ def _score(nodes, neighbors, weights, labels, groups, scores, seen, start):  # t
 
 
 @numba.njit(cache=True, nogil=True)
-def _place_rest(labels, sizes, loads, groups, bounds, next_ones):  # type: ignore[no-untyped-def]
+def _place_rest(
+    labels: Any, sizes: Any, loads: Any, groups: Any, bounds: Any, next_ones: Any
+) -> Any:
     """Give nodes without edges a label; return how many."""
     placed = 0
     for node in range(labels.shape[0]):

@@ -141,7 +141,7 @@ def _count(
 
 
 @_compiled
-def _add(neighbors, first, degrees):  # type: ignore[no-untyped-def]
+def _add(neighbors: Any, first: Any, degrees: Any) -> Any:
     # One loop, not `np.add.at` or `bincount`, which make arrays as long as edges or degrees.
     for i in range(neighbors.shape[0]):
         at = neighbors[i] - first
@@ -219,7 +219,7 @@ def _rank(degrees: Degrees, first: int, end: int, path: Path, dtype: Any) -> Non
 
 
 @_compiled
-def _take(degrees, known, free, positions):  # type: ignore[no-untyped-def]
+def _take(degrees: Any, known: Any, free: Any, positions: Any) -> Any:
     """Give each node the next free position of its degree."""
     for i in range(degrees.shape[0]):
         at = np.searchsorted(known, degrees[i])

@@ -135,7 +135,7 @@ _compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)
 
 
 @_compiled
-def _mixed(z):  # type: ignore[no-untyped-def]
+def _mixed(z: Any) -> Any:
     """Finalizer of SplitMix64: see `random_owner`."""
     z = (z ^ (z >> _30)) * _A
     z = (z ^ (z >> _27)) * _B
@@ -143,14 +143,14 @@ def _mixed(z):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _integer_keys(ids, checks, homes):  # type: ignore[no-untyped-def]
+def _integer_keys(ids: Any, checks: Any, homes: Any) -> Any:
     for i in range(ids.shape[0]):
         checks[i] = ids[i]
         homes[i] = _mixed(ids[i] + _C)  # else consecutive ids would make long runs
 
 
 @_compiled
-def _text_keys(ends, data, checks, homes):  # type: ignore[no-untyped-def]
+def _text_keys(ends: Any, data: Any, checks: Any, homes: Any) -> Any:
     """Hash each text twice, eight bytes at a time; its length goes in first."""
     for i in range(ends.shape[0] - 1):
         at, end = ends[i], ends[i + 1]
@@ -168,14 +168,14 @@ def _text_keys(ends, data, checks, homes):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _home(bits, count):  # type: ignore[no-untyped-def]
+def _home(bits: Any, count: Any) -> Any:
     # Lemire's multiplication instead of a division. Past 2**32 slots (3.2 billion nodes) the
     # product wraps: homes are still slots, but crowd in the first 2**32.
     return np.int64(((bits >> _HALF) * np.uint64(count)) >> _HALF)
 
 
 @_compiled
-def _find(checks, homes, slots, numbers):  # type: ignore[no-untyped-def]
+def _find(checks: Any, homes: Any, slots: Any, numbers: Any) -> Any:
     count = slots.shape[0] // _WORDS
     for i in range(checks.shape[0]):
         low, high = np.uint32(checks[i] & _LOW), np.uint32(checks[i] >> _HALF)
@@ -193,7 +193,7 @@ def _find(checks, homes, slots, numbers):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _insert(checks, homes, numbers, slots):  # type: ignore[no-untyped-def]
+def _insert(checks: Any, homes: Any, numbers: Any, slots: Any) -> Any:
     """Return the number of ids that were already there."""
     count = slots.shape[0] // _WORDS
     alike = 0

@@ -235,7 +235,7 @@ def _ldg_pass(union: Union, before: Array, num_partitions: int) -> Array:
 
 
 @numba.njit(cache=True, nogil=True)
-def _ldg_position(node, owners, loads, scores, capacity):  # type: ignore[no-untyped-def]
+def _ldg_position(node: Any, owners: Any, loads: Any, scores: Any, capacity: Any) -> Any:
     best, best_score = -1, 0.0
     for k in range(loads.shape[0]):
         if loads[k] >= capacity:
@@ -251,7 +251,16 @@ def _ldg_position(node, owners, loads, scores, capacity):  # type: ignore[no-unt
 
 
 @numba.njit(cache=True, nogil=True)
-def _ldg(nodes, neighbors, owners, before, loads, scores, capacity, node):  # type: ignore[no-untyped-def]
+def _ldg(
+    nodes: Any,
+    neighbors: Any,
+    owners: Any,
+    before: Any,
+    loads: Any,
+    scores: Any,
+    capacity: Any,
+    node: Any,
+) -> Any:
     """Take edges; return the node whose edges are perhaps incomplete."""
     for i in range(nodes.shape[0]):
         # Nodes without edges do not occur, and are placed in between. `nodes[i]` itself waits: its
@@ -268,7 +277,7 @@ def _ldg(nodes, neighbors, owners, before, loads, scores, capacity, node):  # ty
 
 
 @numba.njit(cache=True, nogil=True)
-def _ldg_rest(owners, loads, scores, capacity, node):  # type: ignore[no-untyped-def]
+def _ldg_rest(owners: Any, loads: Any, scores: Any, capacity: Any, node: Any) -> Any:
     while node < owners.shape[0]:
         _ldg_position(node, owners, loads, scores, capacity)
         node += 1

@@ -145,7 +145,7 @@ def _find_torch_sparse() -> ModuleType:
         stand_in = ModuleType(
             "torch_sparse", "COO to CSR only: see gigl_loader.runtime.glt_classes."
         )
-        stand_in.SparseTensor = _SparseTensor  # type: ignore[attr-defined]
+        vars(stand_in)["SparseTensor"] = _SparseTensor
         return stand_in
 
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]  # torch does not declare it
     AllgatherOptions,
     AllreduceOptions,
     BroadcastOptions,
@@ -86,7 +86,7 @@ def report_failure_to_ranks(what: str, group: Any = None) -> Iterator[None]:
             _tell_failure(f"{what}: {text}", group)
             # a block around this one must not tell it again: the others are gone by then
             with contextlib.suppress(AttributeError):
-                error.is_told = True  # type: ignore[attr-defined]
+                error.is_told = True  # type: ignore[attr-defined]  # read by the blocks around this one
         raise
 
 

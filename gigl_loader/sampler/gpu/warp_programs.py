@@ -499,7 +499,7 @@ def draw_long_rows(
 
     Part ``p`` of the k-th row goes to row ``k * parts + p`` of the scratch memory.
     """
-    k, p = wp.tid()  # type: ignore[misc]
+    k, p = wp.tid()  # type: ignore[misc]  # the number of variables decides
     if k < long_rows[0]:
         i = long_rows[k + 1]
         start = _bound(indptr, rows[i])
@@ -543,7 +543,7 @@ def join_long_rows(
     """Choose the least values of all parts of a long row; a thread for each of these rows."""
     k = wp.tid()
     if k < long_rows[0]:
-        i = long_rows[k + 1]  # type: ignore[operator]
+        i = long_rows[k + 1]  # type: ignore[operator]  # one variable: an index
         width = offsets.shape[1]
         size = wp.int32(0)
         heaped = wp.int32(0)
@@ -586,7 +586,7 @@ def draw_with_replacement(
     Sums depend on the order of additions, so no part of a row can be added apart. The draws of a
     row are neighbouring threads, which read the same weights at the same time.
     """
-    i, j = wp.tid()  # type: ignore[misc]
+    i, j = wp.tid()  # type: ignore[misc]  # the number of variables decides
     start = _bound(indptr, rows[i])
     stop = _bound(indptr, rows[i] + wp.int64(1))
     total = wp.float64(0.0)
@@ -748,7 +748,7 @@ def give_labels(
 @wp.kernel
 def gather_rows(values: wp.array2d[Any], rows: wp.array[wp.int64], out: wp.array2d[Any]) -> None:
     """Copy a word of a row; a thread for each word of each row in ``out``."""
-    i, j = wp.tid()  # type: ignore[misc]
+    i, j = wp.tid()  # type: ignore[misc]  # the number of variables decides
     position = rows[i] * wp.int64(out.shape[1]) + wp.int64(j)
     out[i, j] = values[_page(position), _place(position)]
 

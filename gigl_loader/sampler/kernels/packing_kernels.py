@@ -10,7 +10,7 @@ _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @jit
-def survey(values):  # type: ignore[no-untyped-def]
+def survey(values):
     """Return (least, most, whether they ascend, the widest step) of one or more int64 values."""
     least = most = before = values[0]
     ascending = True
@@ -29,7 +29,7 @@ def survey(values):  # type: ignore[no-untyped-def]
 
 
 @jit
-def pack(values, first, bits, steps, words):  # type: ignore[no-untyped-def]
+def pack(values, first, bits, steps, words):
     """Write ``values - first`` into ``words``, ``bits`` bits each; ``steps``: differences."""
     width = np.uint64(bits)
     filled = np.uint64(0)
@@ -57,7 +57,7 @@ def pack(values, first, bits, steps, words):  # type: ignore[no-untyped-def]
 
 
 @jit
-def unpack(words, first, bits, steps, out):  # type: ignore[no-untyped-def]
+def unpack(words, first, bits, steps, out):
     """Undo `pack`."""
     # A shift by 64 has no defined result, so 64 bits are a separate case.
     mask = _ALL if bits == 64 else (_ONE << np.uint64(bits)) - _ONE
@@ -77,7 +77,7 @@ def unpack(words, first, bits, steps, out):  # type: ignore[no-untyped-def]
 
 
 @jit
-def find_runs(values, starts):  # type: ignore[no-untyped-def]
+def find_runs(values, starts):
     """Write the starts of runs of equal values; return their number, -1 if they do not fit."""
     num_runs = 0
     for i in range(values.shape[0]):
@@ -90,7 +90,7 @@ def find_runs(values, starts):  # type: ignore[no-untyped-def]
 
 
 @jit
-def repeat(values, counts, out):  # type: ignore[no-untyped-def]
+def repeat(values, counts, out):
     """Write each value as often as its count says; return whether that fills ``out``."""
     at = 0
     for i in range(values.shape[0]):

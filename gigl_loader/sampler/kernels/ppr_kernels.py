@@ -6,7 +6,7 @@ from gigl_loader.runtime.compiled import jit
 
 
 @jit
-def take(frontier, alpha, residual, score, taken):  # type: ignore[no-untyped-def]
+def take(frontier, alpha, residual, score, taken):
     """Move the residuals of ``frontier`` to ``taken``; their share ``alpha`` becomes score."""
     for i in range(frontier.shape[0]):
         slot = frontier[i]
@@ -17,7 +17,7 @@ def take(frontier, alpha, residual, score, taken):  # type: ignore[no-untyped-de
 
 
 @jit
-def spread(  # type: ignore[no-untyped-def]
+def spread(
     frontier, taken, seed_of, label_of, hop, starts, counts, neighbors, rest, keys, shares, hops
 ):
     """Divide taken residuals evenly among the neighbours by one edge type.
@@ -54,7 +54,7 @@ def spread(  # type: ignore[no-untyped-def]
 
 
 @jit
-def receive(slots, shares, hops, residual, hop, seen, number, touched, count):  # type: ignore[no-untyped-def]
+def receive(slots, shares, hops, residual, hop, seen, number, touched, count):
     """Add ``shares`` to the residuals of ``slots``; list each slot once in ``touched``.
 
     ``seen`` is the number of the last turn in which a slot was listed; this one is ``number``.
@@ -75,7 +75,7 @@ def receive(slots, shares, hops, residual, hop, seen, number, touched, count):  
 
 
 @jit
-def due(touched, label_of, residual, degrees, eps, out):  # type: ignore[no-untyped-def]
+def due(touched, label_of, residual, degrees, eps, out):
     """Write the slots whose residual is at least ``eps`` times the degree; return how many."""
     count = 0
     for i in range(touched.shape[0]):

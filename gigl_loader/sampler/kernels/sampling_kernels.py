@@ -29,7 +29,7 @@ _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
 
 @jit
-def row_key(key, node):  # type: ignore[no-untyped-def]
+def row_key(key, node):
     """Return the key of a node's row: a hash of the draw's key and the node's id."""
     # Mixed twice: with ``node ^ key`` alone, two nodes and two keys that differ in the same bits
     # would draw the same.
@@ -37,14 +37,14 @@ def row_key(key, node):  # type: ignore[no-untyped-def]
 
 
 @jit
-def unit(row_key, counter):  # type: ignore[no-untyped-def]
+def unit(row_key, counter):
     """Return the ``counter``-th number of a row, uniform in [0, 1)."""
     bits = mix(row_key + np.uint64(counter + 1) * _GAMMA)
     return float(bits >> np.uint64(11)) * _TO_UNIT
 
 
 @jit
-def count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
+def count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts):
     """Look up the row of each node: its start, its degree, and the number of draws.
 
     Returns:
@@ -73,7 +73,7 @@ def count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts):  # t
 
 
 @jit
-def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions):  # type: ignore[no-untyped-def]
+def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions):
     """Draw ``counts[i]`` positions of each row, row after row, into ``positions``.
 
     ``taken`` is a byte per position of the longest row, all zero on entry and on return.
@@ -112,14 +112,14 @@ def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions)
 
 
 @jit
-def gather(values, positions, out):  # type: ignore[no-untyped-def]
+def gather(values, positions, out):
     """Write ``values[positions]`` into ``out``."""
     for i in range(positions.shape[0]):
         out[i] = values[positions[i]]
 
 
 @jit
-def _find(table, mask, nodes, node):  # type: ignore[no-untyped-def]
+def _find(table, mask, nodes, node):
     """Return (position, label) of ``node``; label -1 if it has none, and the position is free.
 
     ``table`` is an open-addressing table of ``mask + 1`` int64 positions, at most half full. A
@@ -143,7 +143,7 @@ def _find(table, mask, nodes, node):  # type: ignore[no-untyped-def]
 
 
 @jit
-def insert_nodes(table, mask, nodes, start, stop):  # type: ignore[no-untyped-def]
+def insert_nodes(table, mask, nodes, start, stop):
     """Enter ``nodes[start:stop]`` into the table; a repeated node keeps its first label."""
     for i in range(start, stop):
         position, label, tag = _find(table, mask, nodes, nodes[i])
@@ -152,7 +152,7 @@ def insert_nodes(table, mask, nodes, start, stop):  # type: ignore[no-untyped-de
 
 
 @jit
-def relabel(table, mask, nodes, num_nodes, ids, out):  # type: ignore[no-untyped-def]
+def relabel(table, mask, nodes, num_nodes, ids, out):
     """Write the local label of each id into ``out``; new ids are appended to ``nodes``.
 
     Returns:
@@ -171,7 +171,7 @@ def relabel(table, mask, nodes, num_nodes, ids, out):  # type: ignore[no-untyped
 
 
 @jit
-def look_up(table, mask, nodes, ids, out):  # type: ignore[no-untyped-def]
+def look_up(table, mask, nodes, ids, out):
     """Write the local label of each id into ``out``; -1 for one without a label, or negative."""
     for i in range(ids.shape[0]):
         out[i] = -1
@@ -180,7 +180,7 @@ def look_up(table, mask, nodes, ids, out):  # type: ignore[no-untyped-def]
 
 
 @jit
-def repeat_rows(counts, first, out):  # type: ignore[no-untyped-def]
+def repeat_rows(counts, first, out):
     """Write ``first + i`` ``counts[i]`` times, for each ``i``, into ``out``."""
     at = 0
     for i in range(counts.shape[0]):
@@ -190,7 +190,7 @@ def repeat_rows(counts, first, out):  # type: ignore[no-untyped-def]
 
 
 @jit
-def scatter_segments(starts, rows, counts, values, out):  # type: ignore[no-untyped-def]
+def scatter_segments(starts, rows, counts, values, out):
     """Copy segments of ``values``, one per row in ``rows``, to ``out[starts[row]:]``."""
     at = 0
     for i in range(rows.shape[0]):
@@ -201,7 +201,7 @@ def scatter_segments(starts, rows, counts, values, out):  # type: ignore[no-unty
 
 
 @jit
-def group_by_owner(owners, order, sizes):  # type: ignore[no-untyped-def]
+def group_by_owner(owners, order, sizes):
     """Write the positions of ``owners`` into ``order``, grouped by owner, ascending within a group.
 
     ``sizes`` receives how many positions each owner has.
@@ -228,7 +228,7 @@ def group_by_owner(owners, order, sizes):  # type: ignore[no-untyped-def]
 
 
 @jit
-def row_addresses(rows, row_bytes, start, num_rows, positions, addresses):  # type: ignore[no-untyped-def]
+def row_addresses(rows, row_bytes, start, num_rows, positions, addresses):
     """Write the address of each of ``rows`` to its position of ``addresses``, or ``positions``.
 
     ``start`` is the address of row 0; ``positions`` is empty for all positions in order.
@@ -247,7 +247,7 @@ def row_addresses(rows, row_bytes, start, num_rows, positions, addresses):  # ty
 
 
 @jit
-def copy_rows(addresses, out):  # type: ignore[no-untyped-def]
+def copy_rows(addresses, out):
     """Copy the row at ``addresses[i]`` to ``out[i]``, a matrix of one of `WORDS`.
 
     Rows lie anywhere, in several matrices. The cost of a copy is the wait for memory, so later rows

@@ -18,7 +18,7 @@ _ONE, _TAG = np.uint64(1), np.uint64(33)
 
 
 @jit
-def _find(table, mask, window, shift, tree, keys, key):  # type: ignore[no-untyped-def]
+def _find(table, mask, window, shift, tree, keys, key):
     """Return (position, label, tag) of ``key``; see `sampling_kernels._find`."""
     hashed = mix(np.uint64(key))
     tag = np.int64(hashed >> _TAG) << 32
@@ -41,7 +41,7 @@ def _find(table, mask, window, shift, tree, keys, key):  # type: ignore[no-untyp
 
 
 @jit
-def enter(table, mask, window, shift, bits, keys, start, stop):  # type: ignore[no-untyped-def]
+def enter(table, mask, window, shift, bits, keys, start, stop):
     """Enter ``keys[start:stop]`` into the table; a repeated key keeps its first label."""
     for i in range(start, stop):
         position, label, tag = _find(table, mask, window, shift, keys[i] >> bits, keys, keys[i])
@@ -50,7 +50,7 @@ def enter(table, mask, window, shift, bits, keys, start, stop):  # type: ignore[
 
 
 @jit
-def label_ids(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_bits, at, out):  # type: ignore[no-untyped-def]
+def label_ids(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_bits, at, out):
     """Write the label of each id in its tree into ``out``; new ones get the next label.
 
     ``origins[at[i]]`` is the key from which ``ids[i]`` was reached, of a type with ``from_bits``.
@@ -74,7 +74,7 @@ def label_ids(table, mask, window, shift, bits, keys, num_keys, ids, origins, fr
 
 
 @jit
-def _first_after(times, start, stop, time):  # type: ignore[no-untyped-def]
+def _first_after(times, start, stop, time):
     """Return the first position from ``start`` whose time is above ``time``; ``stop`` if none."""
     if start >= stop or times[stop - 1] <= time:  # seeds are often later than a whole row
         return stop
@@ -87,7 +87,7 @@ def _first_after(times, start, stop, time):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _look_up_rows(indptr, nodes, starts, stops):  # type: ignore[no-untyped-def]
+def _look_up_rows(indptr, nodes, starts, stops):
     """Write start and stop of each node's row; a node without a row has an empty one."""
     num_rows, last = indptr.shape[0] - 1, nodes.shape[0] - 1
     for i in range(nodes.shape[0]):
@@ -99,7 +99,7 @@ def _look_up_rows(indptr, nodes, starts, stops):  # type: ignore[no-untyped-def]
 
 
 @jit
-def count_timed(indptr, times, nodes, since, until, fanout, replace, last, starts, degrees, counts):  # type: ignore[no-untyped-def]
+def count_timed(indptr, times, nodes, since, until, fanout, replace, last, starts, degrees, counts):
     """Like `count_uniform`, over rows by time, cut to the time limits of each node.
 
     ``since`` is empty if no time is too early. With ``last`` a row is cut to its latest
@@ -139,7 +139,7 @@ def count_timed(indptr, times, nodes, since, until, fanout, replace, last, start
 
 
 @jit
-def seeds_of(keys, bits, seeds, out):  # type: ignore[no-untyped-def]
+def seeds_of(keys, bits, seeds, out):
     """Write the seed of each key's tree into ``out``."""
     for i in range(keys.shape[0]):
         out[i] = seeds[keys[i] >> bits]

@@ -49,7 +49,7 @@ _S1, _S2, _S3, _S4, _S5, _S6, _S7 = _SERIES
 
 
 @jit
-def exponential(uniform):  # type: ignore[no-untyped-def]
+def exponential(uniform):
     """Return ``-log(1 - uniform)`` of a number in [0, 1) that is a multiple of 2 ** -53.
 
     Exponentially distributed where the number is uniform. The relative error is below 2 ** -51. The
@@ -76,7 +76,7 @@ def exponential(uniform):  # type: ignore[no-untyped-def]
 
 
 @jit
-def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
+def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, counts):
     """Like `count_uniform`, but a neighbour of weight 0 is never drawn."""
     total, most = count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts)
     # Positions of weight 0 count for scratch memory (``most``), but are never drawn.
@@ -95,7 +95,7 @@ def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, cou
 
 
 @jit
-def _comes_later(keys, items, position, other):  # type: ignore[no-untyped-def]
+def _comes_later(keys, items, position, other):
     """Return whether the item at ``position`` is chosen after that at ``other``.
 
     Among equal keys the earlier position is chosen, so that other ways of selection agree.
@@ -106,7 +106,7 @@ def _comes_later(keys, items, position, other):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _sift_down(keys, items, size):  # type: ignore[no-untyped-def]
+def _sift_down(keys, items, size):
     """Restore a max-heap of ``size`` whose root was replaced."""
     parent = 0
     while True:
@@ -123,7 +123,7 @@ def _sift_down(keys, items, size):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _sift_up(keys, items, child):  # type: ignore[no-untyped-def]
+def _sift_up(keys, items, child):
     """Restore a max-heap whose last item, at ``child``, was added."""
     while child > 0 and _comes_later(keys, items, child, (child - 1) // 2):
         parent = (child - 1) // 2
@@ -133,7 +133,7 @@ def _sift_up(keys, items, child):  # type: ignore[no-untyped-def]
 
 
 @jit
-def write_sorted(items, size, out, at):  # type: ignore[no-untyped-def]
+def write_sorted(items, size, out, at):
     """Write the first ``size`` items, ascending, to ``out[at:]``; they are sorted in place.
 
     A heapsort of our own: Numba takes seconds to compile its sort.
@@ -159,7 +159,7 @@ def write_sorted(items, size, out, at):  # type: ignore[no-untyped-def]
 
 
 @jit
-def first_above(keys, size, goal):  # type: ignore[no-untyped-def]
+def first_above(keys, size, goal):
     """Return the position of the first of ``size`` ascending keys above ``goal``; else ``size``."""
     low, high = 0, size
     while low < high:
@@ -172,7 +172,7 @@ def first_above(keys, size, goal):  # type: ignore[no-untyped-def]
 
 
 @jit
-def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, items, positions):  # type: ignore[no-untyped-def]
+def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, items, positions):
     """Draw by weight.
 
     ``keys`` (float64) and ``items`` (int64) are scratch as long as the longest row.
@@ -222,7 +222,7 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
 
 
 @jit
-def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, positions):  # type: ignore[no-untyped-def]
+def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, positions):
     """Draw the neighbours with the smallest random numbers, by weight if there are weights.
 
     A number belongs to the neighbour, and to the copy among parallel edges, not to the row. So rows

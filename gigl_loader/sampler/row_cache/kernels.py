@@ -84,13 +84,13 @@ def _inlined(function: F) -> F:
 
 
 @_inlined
-def _touch(table, row):  # type: ignore[no-untyped-def]
+def _touch(table, row):
     """Prefetch a row of a table, which need not exist, without waiting for it."""
     prefetch(at_address(table.ctypes.data + row * table.strides[0]))
 
 
 @_inlined
-def _next(at, size):  # type: ignore[no-untyped-def]
+def _next(at, size):
     """Return the position after ``at`` in a circle of ``size``."""
     return at + 1 if at + 1 < size else 0
 
@@ -99,7 +99,7 @@ def _next(at, size):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _write_reference(ring, at, row_id, batch, link):  # type: ignore[no-untyped-def]
+def _write_reference(ring, at, row_id, batch, link):
     """Write the last reference to an id."""
     # Columns are int32: 32 bits of the id here and 16 beside the batch, so ids are below 2 ** 48.
     ring[at, LOW] = row_id & 0xFFFFFFFF
@@ -109,26 +109,26 @@ def _write_reference(ring, at, row_id, batch, link):  # type: ignore[no-untyped-
 
 
 @_inlined
-def id_at(ring, at):  # type: ignore[no-untyped-def]
+def id_at(ring, at):
     """Return the id of a reference."""
     # The low half was stored as a signed number: the mask undoes the sign that widening repeats.
     return np.int64(ring[at, REST]) >> BATCH_BITS << 32 | np.int64(ring[at, LOW]) & 0xFFFFFFFF
 
 
 @_inlined
-def batch_at(ring, at):  # type: ignore[no-untyped-def]
+def batch_at(ring, at):
     """Return the batch of a reference, modulo the number of batches; or `TWICE`."""
     return ring[at, REST] & TWICE
 
 
 @_inlined
-def _use_at(ring, code, never):  # type: ignore[no-untyped-def]
+def _use_at(ring, code, never):
     """Return the batch of the first reference to a row that is still to be filled."""
     return batch_at(ring, code - 1) if code > 0 else never
 
 
 @_inlined
-def _slot_of(ring, code):  # type: ignore[no-untyped-def]
+def _slot_of(ring, code):
     """Return the slot of a row, -1 for none, given the code of a reference or the slot."""
     # From the last reference back to the first one, which has the slot. A code of 0 becomes -1.
     while code > 0:
@@ -140,7 +140,7 @@ def _slot_of(ring, code):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def tag_of(index, row_id):  # type: ignore[no-untyped-def]
+def tag_of(index, row_id):
     """Return the id, or a hash of it: it tells where the id belongs."""
     if index.shape[1] == 1:
         return row_id
@@ -148,7 +148,7 @@ def tag_of(index, row_id):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _home(index, tag):  # type: ignore[no-untyped-def]
+def _home(index, tag):
     """Return where an id belongs."""
     # From the tag alone: `_remove`, which moves other entries, need not read their ids. It
     # multiplies instead of taking a remainder: the size need not be a power of two, and a
@@ -157,7 +157,7 @@ def _home(index, tag):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def find_id(index, ring, holders, row_id, tag):  # type: ignore[no-untyped-def]
+def find_id(index, ring, holders, row_id, tag):
     """Return the position of an id, or the one where it would be entered."""
     at = _home(index, tag)
     if index.shape[1] == 1:
@@ -174,7 +174,7 @@ def find_id(index, ring, holders, row_id, tag):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _find_code(index, tag, code):  # type: ignore[no-untyped-def]
+def _find_code(index, tag, code):
     """Return the position of a code; of code 0, where an id without a code would be entered."""
     # By code, so that neither ids nor holders are read; each code but 0 is in the index once.
     at = _home(index, tag)
@@ -184,7 +184,7 @@ def _find_code(index, tag, code):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _replace(index, tag, old, new):  # type: ignore[no-untyped-def]
+def _replace(index, tag, old, new):
     """Give an id another code; 0: none."""
     at = _find_code(index, tag, old)
     if new != 0:
@@ -194,20 +194,20 @@ def _replace(index, tag, old, new):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _enter(index, at, tag, code):  # type: ignore[no-untyped-def]
+def _enter(index, at, tag, code):
     index[at, CODE] = code
     if index.shape[1] > 1:
         index[at, TAG] = tag
 
 
 @_inlined
-def _steps(start, stop, size):  # type: ignore[no-untyped-def]
+def _steps(start, stop, size):
     """Return the number of entries from one position to another."""
     return stop - start if stop >= start else stop - start + size
 
 
 @_inlined
-def _remove(index, hole):  # type: ignore[no-untyped-def]
+def _remove(index, hole):
     """Remove an entry; of the entries after it, move up those that would be lost."""
     index[hole, CODE] = 0
     size, at = index.shape[0], hole
@@ -227,7 +227,7 @@ def _remove(index, hole):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _enqueue(state, slot, slots, queue):  # type: ignore[no-untyped-def]
+def _enqueue(state, slot, slots, queue):
     """Append a slot without a known next use; from a full queue, drop left-over entries."""
     # Two positions a slot, and one more: at least half of a full queue is left over, so that a
     # pass over it costs a few steps for each slot that was appended since.
@@ -248,7 +248,7 @@ def _enqueue(state, slot, slots, queue):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _dequeue(state, slots, queue):  # type: ignore[no-untyped-def]
+def _dequeue(state, slots, queue):
     """Return the least recently used slot without a next use; there is one."""
     while True:
         position = state[FIRST]
@@ -259,7 +259,7 @@ def _dequeue(state, slots, queue):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _push(slot, use, code, slots, top):  # type: ignore[no-untyped-def]
+def _push(slot, use, code, slots, top):
     """Note the next use of a slot that is on no stack: a batch, and the reference."""
     slots[slot, PLACE] = code
     slots[slot, BELOW] = top[use]
@@ -267,7 +267,7 @@ def _push(slot, use, code, slots, top):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _wait_for(state, slot, code, ring, slots, top, queue):  # type: ignore[no-untyped-def]
+def _wait_for(state, slot, code, ring, slots, top, queue):
     """Note the next use of a slot's row: a reference, or 0: not known."""
     if code > 0:
         _push(slot, batch_at(ring, code - 1), code, slots, top)
@@ -277,7 +277,7 @@ def _wait_for(state, slot, code, ring, slots, top, queue):  # type: ignore[no-un
 
 
 @_inlined
-def _unlink(state, ring, index, slots, top, queue, at):  # type: ignore[no-untyped-def]
+def _unlink(state, ring, index, slots, top, queue, at):
     """Remove a reference; if the slot of its row waits for it, the slot waits for the next one."""
     link, after = ring[at, LINK], ring[at, AFTER]
     # Three kinds of predecessor: a reference, the slot (which then belongs to the reference after
@@ -294,7 +294,7 @@ def _unlink(state, ring, index, slots, top, queue, at):  # type: ignore[no-untyp
 
 
 @_kernel
-def _move_on(state, starts, counts):  # type: ignore[no-untyped-def]
+def _move_on(state, starts, counts):
     """Free the references of batches that are filled or forgotten."""
     never = starts.shape[0]
     while state[OLDEST] < state[NEWEST] and counts[state[OLDEST] % never] == ABSENT:
@@ -309,7 +309,7 @@ def _move_on(state, starts, counts):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _ask_before_adding(ring, index, slots, ids, tags, i):  # type: ignore[no-untyped-def]
+def _ask_before_adding(ring, index, slots, ids, tags, i):
     """Prefetch the data of the next rows; note their tags."""
     # Two steps, as the index has the position of a row: the index is prefetched first, and read
     # here `_ROWS_AHEAD` rows later.
@@ -326,7 +326,7 @@ def _ask_before_adding(ring, index, slots, ids, tags, i):  # type: ignore[no-unt
 
 
 @_kernel
-def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tags):  # type: ignore[no-untyped-def]
+def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tags):
     """Add the references of the next batch; if there is no room, forget the oldest batches.
 
     ``tags`` is work memory, ``[TURNS]`` int64.
@@ -372,7 +372,7 @@ def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tag
 
 
 @_kernel
-def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch):  # type: ignore[no-untyped-def]
+def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch):
     """Forget that a batch was to be filled."""
     size, never = ring.shape[0], starts.shape[0]
     own = batch % never
@@ -390,7 +390,7 @@ def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch
 
 
 @_inlined
-def _look_up(state, ring, index, holders, row_id):  # type: ignore[no-untyped-def]
+def _look_up(state, ring, index, holders, row_id):
     """Return the slot of an id, `MISSING` for none."""
     position = find_id(index, ring, holders, row_id, tag_of(index, row_id))
     slot = _slot_of(ring, index[position, CODE])
@@ -399,7 +399,7 @@ def _look_up(state, ring, index, holders, row_id):  # type: ignore[no-untyped-de
 
 
 @_inlined
-def _use(state, ring, index, slots, top, queue, begin, out, missing):  # type: ignore[no-untyped-def]
+def _use(state, ring, index, slots, top, queue, begin, out, missing):
     """Remove the references of a batch, and write the slots of its rows.
 
     Returns:
@@ -435,7 +435,7 @@ def _use(state, ring, index, slots, top, queue, begin, out, missing):  # type: i
 
 
 @_inlined
-def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, missing):  # type: ignore[no-untyped-def]
+def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, missing):
     """Find slots for those missing rows that are needed sooner than cached rows."""
     # ``furthest`` only decreases: a new row is needed sooner than the one that goes, so that no
     # slot gets a next use above it. All searches of a batch together look at each known batch once.
@@ -490,7 +490,7 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
 
 
 @_kernel
-def decide(  # type: ignore[no-untyped-def]
+def decide(
     state, ring, starts, counts, index, holders, slots, top, queue, batch, ids, out, missing
 ):
     """Plan a batch that is filled now: of cached and new rows, keep those that are needed soonest.
@@ -525,7 +525,7 @@ def decide(  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def claim(positions, ids, holders, stored, kept):  # type: ignore[no-untyped-def]
+def claim(positions, ids, holders, stored, kept):
     """Mark slots as empty before they are written; return how many still belong to these ids."""
     num_kept = 0
     for i in range(positions.shape[0]):
@@ -540,7 +540,7 @@ def claim(positions, ids, holders, stored, kept):  # type: ignore[no-untyped-def
 
 
 @_kernel
-def store_rows(values, rows, slots, out):  # type: ignore[no-untyped-def]
+def store_rows(values, rows, slots, out):
     """Write ``values[rows]`` to ``out[slots]``; both are bytes or words of rows."""
     for i in range(rows.shape[0]):
         for j in range(out.shape[1]):
@@ -548,14 +548,14 @@ def store_rows(values, rows, slots, out):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def publish(slots, ids, stored):  # type: ignore[no-untyped-def]
+def publish(slots, ids, stored):
     """Note the ids of the slots' rows."""
     for i in range(slots.shape[0]):
         stored[slots[i]] = ids[i]
 
 
 @_kernel
-def find_absent(slots, ids, stored, out):  # type: ignore[no-untyped-def]
+def find_absent(slots, ids, stored, out):
     """Write the positions of ids that are not in their slots; return how many."""
     num_absent = 0
     for i in range(slots.shape[0]):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gigl_loader.dataset.schema import DatasetSchema
+from gigl_loader.dataset.schema import DatasetSchema, EdgeDir
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.loader.options.pad_shape import Padding, make_padding
@@ -17,13 +17,13 @@ from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 BUYS, BOUGHT = ("user", "buys", "item"), ("item", "rev_buys", "user")
 
 
-def _made(pad: Any = True, *, typed: bool = True, edge_dir: str = "in", **how: Any) -> Padding:
+def _made(pad: Any = True, *, typed: bool = True, edge_dir: EdgeDir = "in", **how: Any) -> Padding:
     schema = DatasetSchema(
         is_homogeneous_with_labeled_edge_type=False,
         edge_types=[BUYS, BOUGHT] if typed else None,
         node_feature_info=None,
         edge_feature_info=None,
-        edge_dir=edge_dir,  # type: ignore[arg-type]
+        edge_dir=edge_dir,
     )
     num_nodes = (
         {"user": 10**6, "item": 10**6} if typed else {"default_homogeneous_node_type": 10**6}

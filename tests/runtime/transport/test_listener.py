@@ -172,7 +172,7 @@ def test_who_cannot_be_shed_keeps_their_number_bounded() -> None:
             for _ in range(8):
                 stack.enter_context(socket.create_connection(listener.address))
             wait_until(lambda: len(inside) == 8, "all are let in")
-            listener._spare.for_strangers = lambda held: 4  # type: ignore[method-assign]
+            listener._spare.for_strangers = lambda held: 4
             late = stack.enter_context(socket.create_connection(listener.address))
             assert late.recv(1) == b"", "it is closed"
             assert listener.stats()["refused"][EndReason.REFUSED_BUSY.value] == 1

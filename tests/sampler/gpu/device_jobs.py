@@ -148,7 +148,7 @@ def a_rank_dies(rank: int, size: int) -> None:
     next(batches)
     meet_in_store("before rank 1 dies")
     if rank == 1:
-        RankExchange.all_to_all_values = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+        RankExchange.all_to_all_values = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]  # put in a method's place
     with pytest.raises(PeerError, match=r"sampling together broke: rank 1 \(pid \d+\) has ended"):
         list(batches)
     end_at_once()
@@ -257,7 +257,7 @@ class ModelWithLog(torch.nn.Module):
         # torch wants this very type, which its stubs lack
         def averaged(
             group: Any,
-            bucket: dist.GradBucket,  # type: ignore[name-defined]
+            bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch does not declare it
         ) -> torch.futures.Future[torch.Tensor]:
             note("model's", "all_reduce")
             return allreduce_hook(group, bucket)

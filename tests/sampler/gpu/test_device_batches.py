@@ -356,11 +356,11 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match="no torch device"):
         small().to("gpu")
     with pytest.raises(ConfigError, match=r'kernels must be None, "torch" or "warp"'):
-        small().to("cpu", kernels="cuda")  # type: ignore[arg-type]
+        small().to("cpu", kernels="cuda")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigError, match='features must be "device" or "host"'):
-        small().to("cpu", kernels="torch", features="disk")  # type: ignore[arg-type]
+        small().to("cpu", kernels="torch", features="disk")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigError, match='edges must be "own", "all" or "host"'):
-        small().to("cpu", kernels="torch", edges="whole")  # type: ignore[arg-type]
+        small().to("cpu", kernels="torch", edges="whole")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigError, match='is for features="host"'):
         small().to("cpu", kernels="torch", cache="20%")
     with pytest.raises(ConfigError, match="cache as a share must be above 0%"):

@@ -223,7 +223,7 @@ def make_producer(
     )
     pool = FakePool(workers, concurrency, pool_seed)
     recovery: Any = producer.recovery
-    producer._pool = recovery.pool = pool  # type: ignore[assignment]
+    producer._pool = recovery.pool = pool  # type: ignore[assignment]  # a stand-in
     pool.under_way = recovery.under_way
     producer.join()
     producer.start()

@@ -78,7 +78,7 @@ def _make(
     orders = SimpleNamespace(
         of=lambda stream, epoch, seed: ("order", stream, epoch) if epoch else None
     )
-    recovery = Recovery(pool, concurrency, 3, lambda task: [], lambda: None)  # type: ignore[arg-type]
+    recovery = Recovery(pool, concurrency, 3, lambda task: [], lambda: None)  # type: ignore[arg-type]  # a stand-in
     parts: Any = (recovery, channel, orders, concurrency, None, threading.RLock())
     found = _Tasks(*parts)
     found.recovery = recovery
@@ -96,7 +96,7 @@ def _arrive(found: _Tasks, batch: int, worker: int) -> None:
     under_way = found.recovery.under_way
     ticket = next(one for one in under_way.tickets[worker] if one.batch == batch)
     under_way.done(worker, ticket)
-    found.streams[ticket.stream].arrived(ticket, ticket)  # type: ignore[arg-type]
+    found.streams[ticket.stream].arrived(ticket, ticket)  # type: ignore[arg-type]  # a stand-in
 
 
 def test_workers_hear_of_an_epoch_before_its_batches_which_are_dealt_evenly() -> None:

@@ -69,7 +69,7 @@ class _Producer:
     def __init__(self, streams: int = 1, max_restarts: int = 3) -> None:
         self.pool, self.channel = _Pool(), _Channel(16, 2**30)
         self.writers = [SlotWriter(), SlotWriter()]
-        recovery = Recovery(self.pool, 2, max_restarts, lambda task: [1], lambda: None)  # type: ignore[arg-type]
+        recovery = Recovery(self.pool, 2, max_restarts, lambda task: [1], lambda: None)  # type: ignore[arg-type]  # a stand-in
         orders = SimpleNamespace(of=lambda stream, epoch, seed: None)
         self.refused: list[tuple[int, int, str]] = []
         ranks = SimpleNamespace(
@@ -212,7 +212,7 @@ def test_a_worker_that_died_is_replaced_and_told_all_that_it_has_to_know(clock_o
     producer = _Producer()
     clock = clock_of(recovery)
     given_up: list[str] = []
-    producer.tasks.look_ahead = SimpleNamespace(  # type: ignore[assignment]
+    producer.tasks.look_ahead = SimpleNamespace(  # type: ignore[assignment]  # a stand-in
         give_up=lambda: given_up.append("ahead"), limit=lambda taken, room: 8
     )
     producer.pool.polls.append(
@@ -301,14 +301,14 @@ def test_the_lock_is_free_while_messages_are_waited_for(producer: _Producer) -> 
         thread.join()
         return []
 
-    producer.pool.poll = poll  # type: ignore[method-assign]
+    producer.pool.poll = poll
     producer.tasks.pump(0.0)
     assert taken == [True]
 
 
 def test_batches_drawn_are_counted_by_epoch(producer: _Producer) -> None:
     told: list[tuple[int, int, int]] = []
-    producer.tasks.look_ahead = SimpleNamespace(  # type: ignore[assignment]
+    producer.tasks.look_ahead = SimpleNamespace(  # type: ignore[assignment]  # a stand-in
         count=lambda *given: told.append(given), limit=lambda taken, room: 8
     )
     ticket = BatchTicket(0, 9, 0, 3)
@@ -382,7 +382,7 @@ def test_a_worker_that_cannot_be_started_again_is_not_waited_for(producer: _Prod
     def refuse(number: int) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    producer.pool.replace = refuse  # type: ignore[method-assign]
+    producer.pool.replace = refuse
     producer.pool.polls.append([WorkerEvent(0, (pipe.DIED, 100, -9), ())])
     producer.tasks.pump(0.0)
     producer.recovery._due = dict.fromkeys(producer.recovery._due, 0.0)

@@ -59,7 +59,7 @@ def _recovery(
     def seeds_of(ticket: BatchTicket) -> list[int]:
         return list(range(10 * ticket.batch, 10 * ticket.batch + 10))
 
-    return Recovery(pool, concurrency, max_restarts, seeds_of, check_files)  # type: ignore[arg-type]
+    return Recovery(pool, concurrency, max_restarts, seeds_of, check_files)  # type: ignore[arg-type]  # a stand-in
 
 
 def _task(batch: int) -> BatchTicket:

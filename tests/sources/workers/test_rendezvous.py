@@ -77,7 +77,7 @@ def test_what_all_agree_on_is_gathered_once(clients) -> None:
             return store.get(name)
 
     store = PrefixStore("a loader", clients(2))
-    ranks[2] = StoreRendezvous(Store(), 2, 3, 60.0)  # type: ignore[arg-type]
+    ranks[2] = StoreRendezvous(Store(), 2, 3, 60.0)  # type: ignore[arg-type]  # a stand-in
 
     def gather(rank: int) -> list[bytes]:
         return ranks[rank].agree("key", values[rank], bytes)
@@ -181,7 +181,7 @@ def test_a_value_is_taken_though_its_rank_fails_at_a_later_step_meanwhile(client
             return found
 
     store = PrefixStore("a loader", clients(0))
-    ranks[0] = StoreRendezvous(Store(), 0, 2, 60.0)  # type: ignore[arg-type]
+    ranks[0] = StoreRendezvous(Store(), 0, 2, 60.0)  # type: ignore[arg-type]  # a stand-in
     assert ranks[0].gather("key", [1]) == [b"there"]
 
 
@@ -212,13 +212,13 @@ def test_a_store_that_does_not_answer_or_is_gone() -> None:
         def add(self, key: str, count: int) -> int:
             raise RuntimeError("Broken pipe")
 
-    meeting = StoreRendezvous(Stuck(), 1, 2, 30.0)  # type: ignore[arg-type]
+    meeting = StoreRendezvous(Stuck(), 1, 2, 30.0)  # type: ignore[arg-type]  # a stand-in
     with pytest.raises(PeerError, match=r"store is gone for rank 1.*Broken pipe"):
         meeting.publish("key", b"")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gigl_loader.sources.workers.rendezvous._STORE_ANSWERS_S", 0.1)
         patch.setattr("gigl_loader.sources.workers.rendezvous._LEAVE_S", 0.1)
-        meeting = StoreRendezvous(Stuck(), 1, 2, 30.0)  # type: ignore[arg-type]
+        meeting = StoreRendezvous(Stuck(), 1, 2, 30.0)  # type: ignore[arg-type]  # a stand-in
         with pytest.raises(PeerTimeoutError, match="is stopped or cut off"):
             meeting.gather("key", [0])
         start = time.monotonic()
@@ -259,7 +259,7 @@ def test_calls_of_the_store_are_made_one_after_another() -> None:
         def add(self, key: str, count: int) -> int:
             return 1
 
-    meeting = StoreRendezvous(Noting(), 1, 2, 30.0)  # type: ignore[arg-type]
+    meeting = StoreRendezvous(Noting(), 1, 2, 30.0)  # type: ignore[arg-type]  # a stand-in
     for number in range(5):
         meeting.publish(f"key {number}", b"")
     assert [key for key in seen if "key" in key] == [*seen[:5]]

@@ -106,9 +106,9 @@ def test_a_script_that_would_start_the_job_again_is_refused(
 
 
 def _setup(*, replaceable: bool, rpc_timeout_s: float) -> WorkerSetup:
-    unread = {field.name: None for field in dataclasses.fields(WorkerSetup)}
-    how = {"replaceable": replaceable, "rpc_timeout_s": rpc_timeout_s}
-    return WorkerSetup(**{**unread, **how})  # type: ignore[arg-type]
+    unread: dict[str, Any] = {field.name: None for field in dataclasses.fields(WorkerSetup)}
+    how: dict[str, Any] = {"replaceable": replaceable, "rpc_timeout_s": rpc_timeout_s}
+    return WorkerSetup(**{**unread, **how})
 
 
 @pytest.mark.parametrize(

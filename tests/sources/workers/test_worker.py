@@ -94,7 +94,9 @@ class _Trainer:
         return self.answer()
 
     def answer(self) -> Any:
-        message, fds = pipe.receive(self.sock)  # type: ignore[misc]
+        received = pipe.receive(self.sock)
+        assert received is not None
+        message, fds = received
         if message[0] != pipe.BATCH:
             return message
         _, _, slot, nbytes, retired, layout, stats = message
@@ -105,7 +107,9 @@ class _Trainer:
         return found, slot
 
     def hear(self) -> Any:
-        message, fds = pipe.receive(self.sock)  # type: ignore[misc]
+        received = pipe.receive(self.sock)
+        assert received is not None
+        message, fds = received
         assert fds == []
         return message
 
@@ -198,8 +202,8 @@ class _Failing:
 
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
-    users = ModuleType("users_samplers")
-    users.Failing = _Failing  # type: ignore[attr-defined]
+    users: Any = ModuleType("users_samplers")
+    users.Failing = _Failing
     monkeypatch.setitem(sys.modules, "users_samplers", users)
     return Plugins(SamplerKind("users_samplers.Failing", {"bad": 1}))
 

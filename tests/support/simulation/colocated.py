@@ -112,8 +112,8 @@ def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) 
 
     def start(rank: int) -> None:
         own: Any = replace(view, num_partitions=ranks, partition_idx=rank)
-        meeting = StoreRendezvous(store, rank, ranks, _TIMEOUT_S)  # type: ignore[arg-type]
-        one = Agreement(own, None, SourceOptions(seed=0))  # type: ignore[arg-type]
+        meeting = StoreRendezvous(store, rank, ranks, _TIMEOUT_S)  # type: ignore[arg-type]  # a stand-in
+        one = Agreement(own, None, SourceOptions(seed=0))  # type: ignore[arg-type]  # a stand-in
         one.join(meeting, Security.resolve(insecure=True), lambda: world.process.host)
         # between the two meetings, as in a loader's start
         world.sleep(_WORKERS_START_S)

@@ -114,7 +114,7 @@ class SimulatedReply(MemoryReply[Any]):
             PeerTimeoutError: It did not come in time.
         """
         if not self.done:
-            self._event = SimulatedEvent(self._caller.network.world)  # type: ignore[attr-defined]
+            self._event = SimulatedEvent(self._caller.network.world)  # type: ignore[attr-defined]  # a stand-in
             self._event.wait(timeout_s)
         # asked again: the event may have been set in the moment in which the time was over
         if not self.done:
