@@ -30,7 +30,10 @@ class BatchSource(Protocol):
 
     `open` comes first, once. Then, for each epoch, `start_epoch`, and `next` until it returns None
     or `cancel_epoch` ends the epoch early. `shutdown` may come at any time, also while `open` runs
-    or after it failed. One thread makes all calls.
+    or after it failed.
+
+    Two threads may make calls at a time: one those for epochs, another one `sample`. Each of the
+    two gets its own batches, and its own error objects. `shutdown` may come from any thread.
     """
 
     @property

@@ -1,7 +1,9 @@
 """A loader's side of a graph store, around servers that do what the test says."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ from gigl_loader.graph_store.client import remote_source as module
 from gigl_loader.graph_store.client.producers import Outcome, RemoteProducers
 from gigl_loader.graph_store.client.remote_source import RemoteSource
 from gigl_loader.graph_store.client.server_outages import MOST_RETURNS, ServerOutages
+from gigl_loader.graph_store.wire.requests import ByServer
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sources.staggered_start import LeaderTurns, WorkerTurns
 from tests.support.conditions import SetConstants
@@ -47,6 +50,13 @@ class _Cluster:
         self.opened: list[_Channel] = []
         self.events: deque[Callable[[], None]] = deque()
         """What happens before the next batch is handed out."""
+        self.in_hand: deque[Callable[[], None]] = deque()
+        """What happens once a batch is taken from the channel, before the source has it."""
+        self.at_once: deque[Callable[[], None]] = deque()
+        """What happens before a batch at once is answered."""
+
+    def connection(self, server: int) -> "_Connection":
+        return _Connection(self, server)
 
     def await_servers(self, outages: ServerOutages, wanted: Sequence[int] = ()) -> list[int]:
         if outages.restless is not None:
@@ -58,6 +68,24 @@ class _Cluster:
 
     def replica_of(self, server: int, servers: Sequence[int]) -> int | None:
         return next((one for one in servers if one % 2 == server % 2), None)
+
+
+class _Connection:
+    """Answers a batch at once with the server, its producer, and the seeds that were asked for."""
+
+    def __init__(self, cluster: _Cluster, server: int) -> None:
+        self._cluster, self._server = cluster, server
+
+    def call(self, name: str, limit_s: float, **asked: Any) -> "Future[Any]":
+        answer: Future[Any] = Future()
+        try:
+            if self._cluster.at_once:
+                self._cluster.at_once.popleft()()
+            producer = torch.tensor([self._server, asked["producer_id"]])
+            answer.set_result({"made by": producer, "seeds": asked["index"]})
+        except GiglLoaderError as error:
+            answer.set_exception(error)
+        return answer
 
 
 class _Producers(RemoteProducers):
@@ -85,6 +113,7 @@ class _Producers(RemoteProducers):
         self.replaced = ()
 
     def release(self, consumer: int, **how: Any) -> None:
+        self.ids = ByServer()
         self.released.append(how)
 
 
@@ -97,7 +126,7 @@ class _Channel:
         self.servers, self.ids, self.rows_apart = list(servers), dict(ids), False
         self.left: deque[tuple[tuple[int, int], int]] = deque()
         self.cancelled = self.closed = False
-        self.events = cluster.events
+        self.events, self.in_hand = cluster.events, cluster.in_hand
         cluster.opened.append(self)
 
     def start_epoch(
@@ -108,14 +137,19 @@ class _Channel:
     def next(self, timeout_s: float | None = None) -> Received | None:
         if self.events:
             self.events.popleft()()
+        if self.closed:
+            raise UsageError("the channel is closed: the loader was shut down")
         if not self.left:
             return None
         (number, batch), position = self.left.popleft()
+        if self.in_hand:
+            self.in_hand.popleft()()
         ticket = BatchTicket(0, self.attempt.serial, self.attempt.epoch, batch, position)
         return Received(ticket, {}, {"server": self.servers[number]})
 
     def cancel(self) -> None:
         self.cancelled = True
+        self.left.clear()
 
     def close(self) -> None:
         self.closed = True
@@ -469,3 +503,168 @@ def test_a_shutdown_releases_the_producers(cluster, linger: float | None, is_bro
     assert channel.cancelled
     assert channel.closed
     assert producers.released == [{"is_broken": is_broken}]
+
+
+# --- one thread takes the epoch, another asks for batches at once ---------------------------------
+
+WAIT_S = 60.0
+"""Most seconds for what another thread does."""
+
+
+def _at_once(source: RemoteSource, index: int) -> list[int]:
+    message = source.sample(torch.tensor([index])).message
+    assert message["seeds"].tolist() == [index]
+    return message["made by"].tolist()
+
+
+def _fail_at_once(cluster: _Cluster, *servers: int) -> None:
+    """Let servers be lost before the next batch at once."""
+
+    def lose() -> None:
+        cluster.lost = list(servers)
+        raise ServerDiedError(f"storage servers {servers} are gone")
+
+    cluster.at_once.append(lose)
+
+
+class _Held:
+    """Keeps the thread of the epoch where it is, until the other one has done something."""
+
+    def __init__(self) -> None:
+        self.is_there, self._may_go = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        self.is_there.set()
+        assert self._may_go.wait(WAIT_S)
+
+    def after(self, do: Callable[[], Any]) -> Any:
+        """Return ``do()``, which happens while the thread of the epoch is held."""
+        assert self.is_there.wait(WAIT_S)
+        try:
+            return do()
+        finally:
+            self._may_go.set()
+
+
+@pytest.mark.parametrize("where", ["closed", "cancelled", "in hand"])
+def test_an_epoch_goes_on_where_another_thread_recovered(
+    cluster, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Seen: "the channel is closed: the loader was shut down", or an epoch that ended early."""
+    held, late = _Held(), cluster.in_hand if where == "in hand" else cluster.events
+    if where == "cancelled":  # that thread looks between the two
+        monkeypatch.setattr(_Channel, "close", lambda _: None)
+    source, producers = _created(cluster)
+    late.extend([lambda: None] * 5)
+    late.append(held.wait)
+    _fail_at_once(cluster, 1)
+    with ThreadPoolExecutor(1) as pool:
+        epoch = pool.submit(_epoch, source)
+        assert held.after(lambda: _at_once(source, 3)) == [0, 20], "by the new producer"
+        found = epoch.result(WAIT_S)
+    assert [batch for batch, _ in found] == list(range(16)), "each once, in the order of the epoch"
+    assert found[6:] == [(batch, 3 if batch % 4 == 1 else batch % 4) for batch in range(6, 16)]
+    assert len(producers.created) == 2
+
+
+def test_threads_that_meet_one_loss_recover_once(cluster) -> None:
+    source, producers = _created(cluster)
+    both = threading.Barrier(2)
+
+    def lose() -> None:
+        cluster.lost = [1]
+        both.wait(WAIT_S)
+        raise ServerDiedError("storage server 1 is gone")
+
+    _skip(cluster, 5)
+    cluster.events.append(lose)
+    cluster.at_once.append(lose)
+    with ThreadPoolExecutor(1) as pool:
+        epoch = pool.submit(_epoch, source)
+        assert _at_once(source, 3) == [0, 20]
+        assert [batch for batch, _ in epoch.result(WAIT_S)] == list(range(16))
+    assert len(producers.created) == 2
+    assert len(cluster.opened) == 2
+
+
+def test_a_batch_at_once_is_asked_for_again_where_the_epoch_recovered(cluster) -> None:
+    """Its producer was destroyed meanwhile, and no server is lost any more."""
+    source, producers = _created(cluster)
+    asked, recovered = threading.Event(), threading.Event()
+
+    def answer_late() -> None:
+        asked.set()
+        assert recovered.wait(WAIT_S)
+        raise UsageError("producer 0 of storage server 0 was destroyed")
+
+    cluster.at_once.append(answer_late)
+    with ThreadPoolExecutor(1) as pool:
+        at_once = pool.submit(_at_once, source, 3)
+        assert asked.wait(WAIT_S)
+        _loses(cluster, 1)
+        assert [batch for batch, _ in _epoch(source)] == list(range(16))
+        cluster.lost = []
+        recovered.set()
+        assert at_once.result(WAIT_S) == [0, 20]
+    assert len(producers.created) == 2
+
+
+def test_a_recovery_that_fails_is_an_error_of_both_threads(cluster) -> None:
+    """And no end of the epoch, though its channel was cancelled; the next epoch tries again."""
+    source, producers = _created(cluster)
+    create, held = producers.create, _Held()
+
+    def fail(*_: Any) -> None:
+        raise ServerDiedError("storage server 3 is gone, too")
+
+    _skip(cluster, 5)
+    cluster.events.append(held.wait)
+    _fail_at_once(cluster, 1)
+    producers.create = fail  # type: ignore[assignment, method-assign]
+
+    def at_once() -> BaseException:
+        with pytest.raises(ServerDiedError, match=r"storage servers \(1,\) are gone") as caught:
+            _at_once(source, 3)
+        return caught.value
+
+    with ThreadPoolExecutor(1) as pool:
+        epoch = pool.submit(_epoch, source)
+        first = held.after(at_once)
+        second = epoch.exception(WAIT_S)
+    assert second is not None
+    assert second is not first
+    assert (type(second), str(second)) == (ServerDiedError, str(first))
+    assert second.__cause__ is first.__cause__
+    assert str(first.__cause__) == "storage server 3 is gone, too"
+    producers.create = create  # type: ignore[method-assign]
+    assert _at_once(source, 3) == [0, 20]
+    assert [batch for batch, _ in _epoch(source)] == list(range(16))
+
+
+def test_a_shutdown_during_a_recovery_leaves_no_producer(cluster) -> None:
+    source, producers = _created(cluster)
+    create, held = producers.create, _Held()
+
+    def create_late(*args: Any) -> None:
+        held.wait()
+        create(*args)
+
+    producers.create = create_late  # type: ignore[assignment, method-assign]
+    _loses(cluster, 1)
+    with ThreadPoolExecutor(1) as pool:
+        epoch = pool.submit(_epoch, source)
+        held.after(source.shutdown)
+        assert isinstance(epoch.exception(WAIT_S), GiglLoaderError)
+    assert cluster.opened[-1].closed
+    assert not producers.ids, "those that were created meanwhile are released, too"
+
+
+def test_an_epoch_that_was_left_is_not_begun_again(cluster) -> None:
+    """The loop ended by a `break`; a batch at once needs new producers, and no epoch."""
+    source, _ = _created(cluster)
+    source.start_epoch(Attempt(7, 1), range(16), range(16))
+    assert source.next() is not None
+    source.cancel_epoch()
+    _fail_at_once(cluster, 1)
+    assert _at_once(source, 3) == [0, 20]
+    assert not cluster.opened[-1].ready(), "nobody takes its batches"

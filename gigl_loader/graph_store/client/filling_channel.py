@@ -156,8 +156,10 @@ class FillingChannel:
                 thread.join(self._timeout_s + _LATE_S)
         # only now that nothing is filled: else rows of the old epoch would be handed out in the
         # next one
-        self._filled.clear()
-        self._error = None
+        with self._changed:
+            self._filled.clear()
+            self._error = None
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Stop, and wake all waiting threads. Idempotent."""

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -51,7 +52,7 @@ from gigl_loader.graph_store.wire.requests import NOBODY, ByServer, Runs, compac
 from gigl_loader.graph_store.wire.signatures import DistServer
 from gigl_loader.runtime.glt_classes import NodeSamplerInput
 from gigl_loader.runtime.ranks.collectives import decide_with_ranks
-from gigl_loader.runtime.transport.failures import describe
+from gigl_loader.runtime.transport.failures import describe, fresh_copy
 from gigl_loader.sampler.options import Shard, SourceOptions, options_of_batches
 from gigl_loader.sampler.row_cache.machine_cache import MachineRows, RowsClaim
 from gigl_loader.sources.sampled_input import num_batches
@@ -68,6 +69,10 @@ class RemoteSource:
     """A loader's batches from a graph store: creates the producers, then receives from them.
 
     A `gigl_loader.sources.batch_source.BatchSource`.
+
+    Its producers and the channel over them are a generation. If a server is lost, both the thread
+    of the epoch and one in `sample` may find it out. The first one creates the next generation; the
+    other one, whatever it met in the former generation, goes on in that one.
 
     Args:
         create: The servers' method that creates a producer.
@@ -167,6 +172,15 @@ class RemoteSource:
         """Batches that were not handed out, by their positions, as given to `start_epoch`."""
         self._rows: FillingChannel | None = None
         """Fills batches that come without rows; None: so far they came with rows."""
+        # Held while a generation is created and begins the epoch, and while its parts are looked
+        # up; not while a batch is waited for. It can be taken again by the thread that has it, as
+        # `sample` recovers with it.
+        self._changing = threading.RLock()
+        self._generation = 0
+        """Number of the generation; a recovery that failed counts, too."""
+        self._failure: GiglLoaderError | None = None
+        """Why this generation could not be created; None: it was."""
+        self._is_shut_down = False
         self._machine_rows: MachineRows | None = None
 
     # -- start ----------------------------------------------------------------------------------
@@ -308,20 +322,21 @@ class RemoteSource:
         )
 
     def _filling_channel(self) -> FillingChannel:
-        if self._rows is None:
-            options = self.source_options
-            # as many as the channel may have on its way from all servers; at least two, so that one
-            # can be filled while one is taken
-            room = max(2, self._options.prefetch_size * max(1, len(self._active)))
-            self._rows = FillingChannel(
-                self._cluster,
-                options.cache,
-                room,
-                options.timeout_s,
-                self._pin_memory,
-                self._machine_rows,
-            )
-        return self._rows
+        with self._changing:
+            if self._rows is None:
+                options = self.source_options
+                # as many as the channel may have on its way from all servers; at least two, so that
+                # one can be filled while one is taken
+                room = max(2, self._options.prefetch_size * max(1, len(self._active)))
+                self._rows = FillingChannel(
+                    self._cluster,
+                    options.cache,
+                    room,
+                    options.timeout_s,
+                    self._pin_memory,
+                    self._machine_rows,
+                )
+            return self._rows
 
     def _own_share(self) -> OwnBatches:
         total = num_batches(self.input_len, self._config.batch_size, self._config.drop_last)
@@ -346,28 +361,32 @@ class RemoteSource:
         self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int]
     ) -> None:
         """Begin an epoch on the servers; ``batches`` count within this process's share."""
-        self._attempt, self._to_come = attempt, dict(zip(positions, batches, strict=True))
-        with self._noting_failures():
+        with self._noting_failures(), self._changing:
+            self._attempt, self._to_come = attempt, dict(zip(positions, batches, strict=True))
+            if self._failure is not None:
+                self._create_next(fresh_copy(self._failure))
+                return
             try:
                 # between two epochs, as taking a server in again costs the current epoch its
                 # producers
                 self._take_in()
                 self._begin()
             except GiglLoaderError as error:
-                self._recover(error)
+                self._recover(error, self._generation)
 
     def _begin(self) -> None:
-        if self._attempt is None:  # for a batch at once, before the first epoch
+        attempt = self._attempt
+        if attempt is None:  # for a batch at once, and no epoch is under way
             return
         if self._rows is not None:
             self._rows.stop()
         numbers = {server: number for number, server in enumerate(self._sampling)}
         batches = [self._server_and_batch(index, numbers) for index in self._to_come.values()]
         # the same attempt even after a recovery: the new producers know no other one
-        self._channel.start_epoch(self._attempt, batches, list(self._to_come))
+        self._channel.start_epoch(attempt, batches, list(self._to_come))
         # only the servers' responses to the start of an epoch tell whether batches have rows
         if self._rows is not None or self._channel.rows_apart:
-            self._filling_channel().begin(self._channel, self._attempt, len(batches))
+            self._filling_channel().begin(self._channel, attempt, len(batches))
 
     def _server_and_batch(self, index: int, numbers: Mapping[int, int]) -> tuple[int, int]:
         """Return the server of a batch, by its number of those that sample, and the batch."""
@@ -382,6 +401,8 @@ class RemoteSource:
 
     def cancel_epoch(self) -> None:
         """Stop sampling for the current epoch."""
+        # without the lock: the end of a loop waits for no recovery of another thread
+        self._attempt = None
         if self._rows is not None:
             self._rows.stop()
         if self.channel is not None:
@@ -391,15 +412,25 @@ class RemoteSource:
         """Return the next batch, or None at the end of the epoch; see the channel's `next`."""
         with self._noting_failures():
             while True:
+                with self._changing:
+                    if self._failure is not None:
+                        raise fresh_copy(self._failure)
+                    generation, receiver = self._generation, self._receiver
                 try:
-                    received = self._receiver.next(timeout_s)
-                    break
+                    received = receiver.next(timeout_s)
                 except GiglLoaderError as error:
-                    self._recover(error)
-        if received is not None:
-            self._outages = None
-            del self._to_come[received.ticket.position]
-        return received
+                    self._recover(error, generation)
+                    continue
+                with self._changing:
+                    if received is None:
+                        # the end of the epoch, or of a generation that was replaced meanwhile
+                        if generation == self._generation:
+                            return None
+                    # else of a former generation, and handed out: the next one began before that
+                    elif received.ticket.position in self._to_come:
+                        del self._to_come[received.ticket.position]
+                        self._outages = None
+                        return received
 
     # -- servers that are lost and come back ----------------------------------------------------
 
@@ -418,23 +449,57 @@ class RemoteSource:
             self._choose_servers(ServerOutages(self._cluster.renewals, 0.0))
             self._make_anew()
 
-    def _recover(self, error: GiglLoaderError) -> None:
-        """Recreate the producers if a server was lost, and continue the epoch.
+    def _recover(self, error: GiglLoaderError, generation: int) -> None:
+        """Return once there is another generation, created here or by another thread.
+
+        Args:
+            error: What this thread met.
+            generation: The generation in which it met that.
+
+        Raises:
+            PeerError: ``error``, if no server was lost; or see `_create_next`.
+        """
+        with self._changing:
+            if generation != self._generation:
+                if self._failure is not None:
+                    raise fresh_copy(self._failure)
+                return
+            is_final = self._is_shut_down or self.source_options.reconnect_timeout_s <= 0
+            if is_final or not self._producers.caused_by_lost_server(error):
+                raise error
+            self._create_next(error)
+
+    def _create_next(self, error: GiglLoaderError) -> None:
+        """Recreate the producers because a server was lost, and continue the epoch.
 
         This process knows all that is needed: input, config, and the batches handed out. Batches
         are functions of seed, epoch and index, so the same ones come.
 
         Raises:
-            PeerError: ``error``, if no server was lost, or one without a replica did not
-                come back in time; or a server ends again and again.
+            PeerError: ``error``, if a server without a replica did not come back in time; or a
+                server ends again and again.
             ConfigError, JoinRefusedError: It came back but refuses this process.
+            UsageError: The loader was shut down meanwhile.
         """
-        limit = self.source_options.reconnect_timeout_s
-        if limit <= 0 or not self._producers.caused_by_lost_server(error):
-            raise error
         _log.warning(
-            "%s (the epoch continues with a replica, or if it is back within %.0f s)", error, limit
+            "%s (the epoch continues with a replica, or if it is back within %.0f s)",
+            error,
+            self.source_options.reconnect_timeout_s,
         )
+        self._generation += 1
+        self._failure = fresh_copy(error)  # also if this is interrupted
+        try:
+            self._try_until_over(error)
+            self._failure = None
+        except GiglLoaderError as failure:
+            # a copy: the traceback of the other one will hold the caller's frames
+            self._failure = fresh_copy(failure)
+            raise
+        finally:
+            if self._is_shut_down:  # by another thread, which did not find what was created since
+                self._release()
+
+    def _try_until_over(self, error: GiglLoaderError) -> None:
         # the limit holds for each absence, as further servers may be lost during the attempts
         outages = self._outages = self._outages or self._new_outages()
         outages.go_on()
@@ -447,14 +512,20 @@ class RemoteSource:
                 is_reason = isinstance(again, ConfigError | JoinRefusedError)
                 is_reason = is_reason or outages.restless is not None
                 raise (again if is_reason else error) from again
+            self._check_open()
             try:
                 self._make_anew()
                 self._begin()
-                return
+                break
             except GiglLoaderError as again:
                 if outages.is_over or self._cluster.closed:
                     raise (again if isinstance(again, ConfigError) else error) from again
                 time.sleep(_AGAIN_S)
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._is_shut_down:
+            raise UsageError("the loader was shut down while it waited for a storage server")
 
     def _new_outages(self) -> ServerOutages:
         return ServerOutages(self._cluster.renewals, self.source_options.reconnect_timeout_s)
@@ -472,6 +543,7 @@ class RemoteSource:
 
     def _make_anew(self) -> None:
         """Recreate the producers on the chosen servers, and release the former ones."""
+        self._generation += 1
         # first, as its thread reads the channel and would take its end for a failure
         if self._rows is not None:
             self._rows.stop()
@@ -511,24 +583,36 @@ class RemoteSource:
             PeerError: A server is gone, or a worker failed.
         """
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
+        outages = self._new_outages()
         with self._noting_failures():
-            try:
-                return self._with_rows(Received(ticket, self._ask_at_once(index, seed), {}))
-            except GiglLoaderError as error:
-                self._recover(error)
-                return self._with_rows(Received(ticket, self._ask_at_once(index, seed), {}))
+            with self._changing:
+                if self._failure is not None:
+                    self._create_next(fresh_copy(self._failure))
+            while True:
+                generation = self._generation
+                try:
+                    return self._with_rows(Received(ticket, self._ask_at_once(index, seed), {}))
+                except GiglLoaderError as error:
+                    if outages.restless is not None:
+                        raise
+                    self._recover(error, generation)
 
     def _with_rows(self, received: Received) -> Received:
         apart = ROWS in received.message
         return self._filling_channel().fill_at_once(received) if apart else received
 
     def _ask_at_once(self, index: Tensor, seed: int | None) -> SampleMessage:
-        if self._producers.replaced:
-            raise ServerDiedError("a storage server was started again")
-        server = self._sampling[self._consumer % len(self._sampling)]  # each has the whole input
+        with self._changing:
+            if self._failure is not None:
+                raise fresh_copy(self._failure)
+            if self._producers.replaced:
+                raise ServerDiedError("a storage server was started again")
+            # each has the whole input
+            server = self._sampling[self._consumer % len(self._sampling)]
+            producer_id = self._producers.ids[server]
         limit = self.source_options.timeout_s + CALL_TIMEOUT_S  # and the transfer
         answer = self._cluster.connection(server).call(
-            "sample_seeds", limit, producer_id=self._producers.ids[server], index=index, seed=seed
+            "sample_seeds", limit, producer_id=producer_id, index=index, seed=seed
         )
         what = f"a batch of {index.numel()} seeds of storage server {server}"
         message: SampleMessage = result_of(answer, limit, what, limit)
@@ -564,6 +648,12 @@ class RemoteSource:
         """
         # a caller that cannot wait counts as a failure: workers end at once, despite requests
         self._broken = self._broken or linger_s == 0.0
+        # without the lock: another thread may have it for as long as it waits for a server, and
+        # releases what it has created when it sees this
+        self._is_shut_down, self._failure = True, None
+        self._release()
+
+    def _release(self) -> None:
         # rows before the channel that they read, and both before the producers that they use
         if self._rows is not None:
             self._rows.close()

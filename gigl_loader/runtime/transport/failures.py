@@ -108,8 +108,14 @@ def _plain(arg: Any) -> Any:
 
 
 def fresh_copy(error: E) -> E:
-    """Return a copy, so that each thread that raises it has a traceback of its own."""
-    return type(error)(*error.args)
+    """Return a copy with the same cause, for one thread to raise.
+
+    An object that several threads raise would collect all their tracebacks.
+    """
+    copied = type(error)(*error.args)
+    if error.__cause__ is not None:  # assigning None, too, would hide the context
+        copied.__cause__ = error.__cause__
+    return copied
 
 
 def rebuild(failure: Failure, where: str) -> GiglLoaderError:
