@@ -3,11 +3,12 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
-from gigl_loader import PeerTimeoutError, UsageError
+from gigl_loader import PeerError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.batch.message import Attempt, BatchTicket, Received
 from gigl_loader.sources.in_process import in_process_source
 from gigl_loader.sources.in_process.in_process_source import EpochBatches, ExchangeTurns
@@ -104,15 +105,45 @@ def test_a_batch_beyond_the_room_waits_for_the_one_that_is_missing() -> None:
 def test_an_error_comes_after_the_batches_before_it() -> None:
     epoch = _epoch(range(3), room=2)
     epoch.hand_over(0, _batch(0))
-    first = ValueError("first")
-    epoch.fail(first)
-    epoch.fail(KeyError("a consequence"))
+    epoch.fail(PeerError("first"))
+    epoch.fail(PeerError("a consequence"))
     assert epoch.would_not_wait()
     assert epoch.take(1.0).ticket.batch == 0
-    with pytest.raises(ValueError, match="first"):
+    for _ in range(2):
+        epoch.hand_over(2, _batch(2))  # beyond the room: who hands over does not wait any more
+        with pytest.raises(PeerError, match="first"):
+            epoch.take(1.0)
+
+
+def test_each_thread_gets_an_error_of_its_own() -> None:
+    epoch = _epoch(range(3), room=2)
+    error = SamplingError("rank 0", "ValueError: no luck", "Traceback ...")
+    error.__cause__ = ValueError("no luck")
+    epoch.fail(error)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = [pool.submit(epoch.take, 60.0).exception(60) for _ in range(2)]
+    assert len({id(error), id(one), id(other)}) == 3
+    for found in (one, other):
+        assert isinstance(found, SamplingError)
+        assert (found.args, str(found)) == (error.args, str(error))
+        assert found.__cause__ is error.__cause__
+
+
+def test_an_error_of_others_comes_as_one_of_ours() -> None:
+    """A class of others may not be copied; it ends a lane, and the epoch with it."""
+    epoch = _epoch(range(3), room=2)
+
+    def sample() -> None:
+        raise ValueError("no luck")
+
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(sample).exception(60)
+    assert error is not None
+    epoch.fail(error)
+    with pytest.raises(SamplingError, match="epoch 3 failed: ValueError: no luck") as caught:
         epoch.take(1.0)
-    epoch.hand_over(2, _batch(2))  # beyond the room: who hands over does not wait any more
-    assert epoch.error is first
+    assert caught.value.__cause__ is error
+    assert "in sample" in caught.value.remote_traceback
 
 
 def test_a_batch_that_does_not_come_in_time() -> None:

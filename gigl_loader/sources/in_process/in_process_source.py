@@ -38,11 +38,19 @@ from gigl_loader.batch.message import (
     SampleMessage,
 )
 from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, SamplingError, UsageError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerError,
+    PeerTimeoutError,
+    SamplingError,
+    UsageError,
+)
 from gigl_loader.runtime.glt_classes import NodeSamplerInput, SamplingConfig
 from gigl_loader.runtime.memory import tensors
 from gigl_loader.runtime.ranks.collectives import gather_from_ranks
 from gigl_loader.runtime.threads import new_thread
+from gigl_loader.runtime.transport.failures import fresh_copy
 from gigl_loader.sampler.options import SamplerOptions, SourceOptions
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SeedInput
 from gigl_loader.sampler.rows.row_exchange import LaterPeers, LaterRows
@@ -177,8 +185,8 @@ class EpochBatches:
         self.taken = 0
         """Batches that the trainer has; also the step of its next one."""
         self.is_broken_off = False
-        self.error: BaseException | None = None
-        """The first one; it ends the epoch."""
+        self.error: GiglLoaderError | None = None
+        """The first one; it ends the epoch, and is raised as copies."""
         # one without batches takes none, and only serves the others
         waits_for_trainer = num_ahead is not None and len(batches) > 0
         self.turns = ExchangeTurns(0 if waits_for_trainer else math.inf)
@@ -213,7 +221,15 @@ class EpochBatches:
         self.turns.release()
 
     def fail(self, error: BaseException) -> None:
-        """End the epoch with ``error``, unless another one has."""
+        """End the epoch with ``error``, unless another one has; one of others becomes ours."""
+        if not isinstance(error, GiglLoaderError):  # its class may not be copied
+            ours = SamplingError(
+                f"sampling for epoch {self.attempt.epoch}",
+                f"{type(error).__name__}: {error}",
+                "".join(traceback.format_exception(error)),
+            )
+            ours.__cause__ = error
+            error = ours
         with self._changed:
             # The first one: later errors are its consequences, from ranks or lanes that it reached.
             self.error = self.error or error
@@ -248,7 +264,7 @@ class EpochBatches:
             # An available batch comes before the error of a later one: it is valid.
             while self.taken not in self._ready:
                 if self.error is not None:
-                    raise self.error
+                    raise fresh_copy(self.error)
                 if self.is_broken_off:  # no lane samples for it any more
                     raise UsageError(f"epoch {self.attempt.epoch} was broken off: start one first")
                 if time.monotonic() >= deadline:
@@ -437,7 +453,7 @@ class InProcessSource:
         # end.
         if epoch.taken == len(epoch.batches):
             if epoch.error is not None:
-                raise epoch.error
+                raise fresh_copy(epoch.error)
             check_files(self.data)
             return None
         if self._peers:

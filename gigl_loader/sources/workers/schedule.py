@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from gigl_loader.batch.message import Attempt, BatchTicket
-from gigl_loader.errors import ProtocolError
+from gigl_loader.errors import GiglLoaderError, ProtocolError
+from gigl_loader.runtime.transport.failures import fresh_copy
 
 T = TypeVar("T")
 
@@ -44,8 +45,8 @@ class BatchStream(Generic[T]):
         self.attempt: Attempt | None = None
         """The attempt started last; None: none was started."""
         self.is_broken_off = False
-        self.error: Exception | None = None
-        """Failure that ended the attempt; `take` raises it until the next attempt starts."""
+        self.error: GiglLoaderError | None = None
+        """Failure that ended the attempt; `take` raises copies until the next attempt starts."""
         self._batches: Sequence[int] = ()
         self._positions: Sequence[int] = ()
         # all of these hold turns: a batch's number in `_batches`
@@ -80,7 +81,7 @@ class BatchStream(Generic[T]):
         self._drop(())
         self.is_broken_off, self.error = True, None
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: GiglLoaderError) -> None:
         """End the epoch with an error."""
         self.error = error  # first, so that a reader that finds nothing finds the reason
         self._drop(())
@@ -178,9 +179,13 @@ class BatchStream(Generic[T]):
         return True
 
     def take(self) -> T | None:
-        """Return the next batch, or None if it has not arrived; raises the error of the epoch."""
+        """Return the next batch, or None if it has not arrived.
+
+        Raises:
+            GiglLoaderError: A copy of the error that ended the epoch.
+        """
         if self.error is not None:
-            raise self.error
+            raise fresh_copy(self.error)
         # out of order: the first to arrive, as dicts keep their order; -1 is no turn
         turn = self.taken if self.in_order else next(iter(self._arrived), -1)
         item = self._arrived.pop(turn, None)

@@ -20,6 +20,7 @@ from gigl_loader.batch.slots import Written
 from gigl_loader.errors import GiglLoaderError, SamplingError, explained_limits
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.ranks.collectives import suspect_ranks
+from gigl_loader.runtime.transport.failures import fresh_copy
 from gigl_loader.sampler.row_cache.look_ahead import LookAhead
 from gigl_loader.sources.sampled_input import SeedOrders
 from gigl_loader.sources.workers import pipe
@@ -267,10 +268,8 @@ class Tasks:
 
     def raise_if_fatal(self) -> None:
         """Raise the error that ended the sampling, a copy for each caller."""
-        # a new object each time, as one that is raised in several threads would collect all their
-        # tracebacks
         if self._fatal is not None:
-            raise type(self._fatal)(*self._fatal.args)
+            raise fresh_copy(self._fatal)
 
     def count_batches(self) -> int:
         """Return how many batches workers have sent that are not filed; see `count_waiting`."""

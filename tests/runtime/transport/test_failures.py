@@ -7,7 +7,7 @@ import pytest
 from gigl_loader import errors
 from gigl_loader.errors import GiglLoaderError, ProtocolError, RemoteError
 from gigl_loader.runtime.transport.codec import decode, encode, read_header
-from gigl_loader.runtime.transport.failures import EndReason, Failure, describe, rebuild
+from gigl_loader.runtime.transport.failures import EndReason, Failure, describe, fresh_copy, rebuild
 from gigl_loader.runtime.transport.handshake import Goodbye
 
 FIELDS: dict[str, tuple[Any, ...]] = {
@@ -46,6 +46,23 @@ def test_our_errors_come_back_as_they_were(cls: type[GiglLoaderError]) -> None:
     assert back.args == error.args
     assert str(back) == str(error)
     assert {**vars(back), "filename": None} == {**vars(error), "filename": None}
+
+
+@pytest.mark.parametrize("cls", OURS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cause", [None, KeyError("paper")])
+def test_a_fresh_copy_has_all_but_the_traceback(
+    cls: type[GiglLoaderError], cause: Exception | None
+) -> None:
+    error = cls(*FIELDS.get(cls.__name__, ("what, where, why",)))
+    error.__cause__ = cause
+    copied = fresh_copy(error)
+    assert copied is not error
+    assert type(copied) is cls
+    assert (copied.args, str(copied), vars(copied)) == (error.args, str(error), vars(error))
+    assert copied.__cause__ is cause
+    raised(copied)
+    assert copied.__traceback__ is not None
+    assert error.__traceback__ is None
 
 
 def test_every_class_with_fields_is_tried_above() -> None:

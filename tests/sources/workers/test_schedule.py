@@ -1,11 +1,14 @@
 """The pure part: which batch is started next, which is handed out next."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gigl_loader.batch.message import Attempt, BatchTicket
+from gigl_loader.errors import SamplingError
 from gigl_loader.sources.sampled_input import num_batches
 from gigl_loader.sources.workers.schedule import BatchStream, FairQueue
 from tests.support.draws import examples
@@ -61,12 +64,11 @@ class Streams(RuleBasedStateMachine):
     @precondition(lambda self: self.serial > 0)
     @rule()
     def fail(self) -> None:
-        self.stream.fail(error := ValueError("no luck"))
+        self.stream.fail(SamplingError("worker 0", "no luck"))
         for _ in range(2):
             assert self.stream.can_take
-            with pytest.raises(ValueError, match="no luck") as found:
+            with pytest.raises(SamplingError, match="worker 0 failed: no luck"):
                 self.stream.take()
-            assert found.value is error
         self._forget([])
         self.stream.cancel()
 
@@ -176,9 +178,26 @@ def test_what_arrives_after_an_error_is_of_no_use() -> None:
     stream.start(Attempt(0, 1), range(8))
     late = _begun(stream)
     assert stream.wants(late)
-    stream.fail(ValueError("no luck"))
+    stream.fail(SamplingError("worker 0", "no luck"))
     assert not stream.wants(late)
     assert not stream.arrived(late, 0), "whoever has it gives its memory back"
+
+
+def test_each_thread_gets_an_error_of_its_own() -> None:
+    """One object would collect the tracebacks of all threads that raise it."""
+    stream: BatchStream[int] = BatchStream(0, 2)
+    stream.start(Attempt(0, 1), range(8))
+    error = SamplingError("worker 0", "ValueError: no luck", "Traceback ...")
+    error.__cause__ = ValueError("no luck")
+    stream.fail(error)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = [pool.submit(stream.take).exception(60) for _ in range(2)]
+    assert len({id(error), id(one), id(other)}) == 3
+    for found in (one, other):
+        assert isinstance(found, SamplingError)
+        assert (found.args, str(found)) == (error.args, str(error))
+        assert found.remote_traceback == "Traceback ..."
+        assert found.__cause__ is error.__cause__
 
 
 def _begun(stream: BatchStream[int]) -> BatchTicket:
