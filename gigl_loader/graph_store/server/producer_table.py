@@ -8,10 +8,10 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gigl_loader.errors import ConfigError, ProtocolError, UsageError
+from gigl_loader.errors import ConfigError, GiglLoaderError, ProtocolError, UsageError
 from gigl_loader.graph_store.server.jobs import Visitor
 from gigl_loader.graph_store.server.shared_producer import SharedProducer
 from gigl_loader.graph_store.wire.membership import MOST_RANKS
@@ -21,6 +21,8 @@ from gigl_loader.sampler.options import CustomSamplerOptions, FeatureStoreOption
 
 _MOST_REQUESTS = 4096
 """Most create requests to remember in case they are repeated."""
+_MOST_OVER = 1 << 16
+"""Most numbers of producers that are over to remember, for errors and late goodbyes."""
 
 
 @dataclass
@@ -35,7 +37,10 @@ class ProducerEntry:
     # a lambda, so that `threading` is looked up when an entry is made: a test may replace it
     ready: threading.Event = field(default_factory=lambda: threading.Event())
     shared: SharedProducer | None = None
-    error: BaseException | None = None
+    error: GiglLoaderError | None = None
+    """Why it did not start: a copy, which holds no frames and so none of the request's seeds."""
+    requests: list[tuple[Hashable, str]] = field(default_factory=list)
+    """The requests that got this slot."""
     nbytes: int = 0
     """Bytes of batches that its consumers may have on this server."""
     scope: Hashable = None
@@ -58,7 +63,8 @@ class ProducerTable:
         self._entries: dict[int, ProducerEntry] = {}
         self._by_key: dict[tuple[Hashable, str], int] = {}
         self._by_request: OrderedDict[tuple[Hashable, str], ProducerEntry] = OrderedDict()
-        self._over: set[int] = set()
+        self._over: dict[int, None] = {}
+        """Numbers of producers that are over, the oldest first."""
         self.asked = 0
         """How often producers were requested; repeated requests do not count."""
         self.closed = False
@@ -141,18 +147,30 @@ class ProducerTable:
 
     def _remember(self, request: tuple[Hashable, str], entry: ProducerEntry) -> None:
         self._by_request[request] = entry
+        entry.requests.append(request)
         while len(self._by_request) > _MOST_REQUESTS:
             self._by_request.popitem(last=False)
 
     def forget(self, number: int) -> ProducerEntry | None:
-        """Remove a slot; return None if that was done already."""
+        """Remove a slot; return None if that was done already.
+
+        Its requests are remembered without the producer, whose memory and seeds go with it.
+        """
         with self._lock:
             # even if it never started: then the error says that it was destroyed, not
             # that it never existed
-            self._over.add(number)
+            self._over[number] = None
+            if len(self._over) > _MOST_OVER:
+                del self._over[next(iter(self._over))]
             # later requests with the key get a new producer, not one that is ending
             self._by_key = {k: v for k, v in self._by_key.items() if v != number}
-            return self._entries.pop(number, None)
+            entry = self._entries.pop(number, None)
+            if entry is not None:
+                ended = replace(entry, shared=None)
+                for request in entry.requests:
+                    if request in self._by_request:
+                        self._by_request[request] = ended
+            return entry
 
     def has(self, entry: ProducerEntry) -> bool:
         """Return whether the slot ``entry`` is present and the server is not closing."""

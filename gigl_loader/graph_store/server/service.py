@@ -52,6 +52,7 @@ from gigl_loader.runtime.sizes import parse_size, size_in_words
 from gigl_loader.runtime.system import usable_cpus
 from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.runtime.transport import Security, free_ports
+from gigl_loader.runtime.transport.failures import describe, fresh_copy, rebuild
 from gigl_loader.sampler.options import SamplerOptions, SourceOptions
 from gigl_loader.sources.batch_source import LINGER_S
 from gigl_loader.sources.held_seeds import HeldSeeds
@@ -164,8 +165,9 @@ class StorageService(PartitionAnswers, DistServer):
             # most `timeout_s`
             entry.ready.wait(3 * request.source_options.timeout_s)
             if entry.error is not None:
-                raise entry.error
-            if entry.shared is None:
+                raise fresh_copy(entry.error)
+            # one that is over is remembered by its number alone
+            if entry.shared is None and not self._entries.is_over(entry.id):
                 raise PeerTimeoutError(
                     f"storage server {self.server_rank}: the producer of worker key "
                     f"{worker_options.worker_key!r}, which another process requested, is not up"
@@ -178,7 +180,7 @@ class StorageService(PartitionAnswers, DistServer):
             self._adopt(entry, shared, client)
         except BaseException as error:
             # before the slot is forgotten and `ready` is set, as waiting threads then read it
-            entry.error = error
+            entry.error = rebuild(describe(error), f"storage server {self.server_rank}")
             self._forget(entry.id)
             raise
         finally:

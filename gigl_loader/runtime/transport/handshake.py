@@ -22,7 +22,7 @@ import os
 import ssl
 from dataclasses import dataclass
 
-from gigl_loader.errors import JoinRefusedError, ProtocolError
+from gigl_loader.errors import JoinRefusedError, ProtocolError, ResourceError
 from gigl_loader.runtime.transport.codec import decode
 from gigl_loader.runtime.transport.failures import EndReason, one_line
 from gigl_loader.runtime.transport.security import TOKEN_VARIABLE, Mode, Security, what_is_not_set
@@ -172,7 +172,14 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: 
 def _check_user(stream: Stream, security: Security, who: str) -> None:
     """Refuse another user's process if no authentication is set."""
     own_user = os.geteuid()
-    if security.mode is not Mode.USER or (user := user_of_peer(stream.sock)) == own_user:
+    if security.mode is not Mode.USER:
+        return
+    try:
+        user = user_of_peer(stream.sock)
+    except ResourceError as error:
+        words = f"whose process {who} is cannot be found out now: {error.strerror}"
+        raise JoinRefusedError(words, EndReason.REFUSED_BUSY) from error
+    if user == own_user:
         return
     if user is None and is_over(stream.sock):  # an outage, not a reason to refuse
         raise ConnectionResetError(errno.ECONNRESET, f"{who} ended the connection as it began")

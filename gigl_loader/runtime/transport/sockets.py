@@ -25,7 +25,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, explained_limits
 
 # --- addresses and ports --------------------------------------------------------------------------
 
@@ -373,6 +373,8 @@ _ID_AT, _OWNER = _HEAD.size + 4, struct.Struct("=12xII")
 _OWNER_AT = _ID_AT + 48
 _ANSWERS_S = 1.0
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+"""Errors that say nothing about the other end: the question could not be asked."""
 
 
 class _Row(NamedTuple):
@@ -388,14 +390,18 @@ def user_of_peer(sock: socket.socket) -> int | None:
 
     None: no process of this machine has that end open, as it is on another machine or was closed,
     so its user is unknown.
+
+    Raises:
+        ResourceError: This process or machine has no descriptor left to ask the kernel with.
     """
     try:
         local, peer = sock.getsockname(), sock.getpeername()
     except OSError:  # the connection was reset: the kernel no longer knows the other end
         return None
-    rows = _ask_kernel(sock.family, local, peer)
-    if rows is None:
-        rows = _read_tables(local, peer)
+    with explained_limits("looking up the user of a connection"):
+        rows = _ask_kernel(sock.family, local, peer)
+        if rows is None:
+            rows = _read_tables(local, peer)
     # to the kernel, a closed socket is root's
     users = {row.user if row.inode else None for row in rows}
     return users.pop() if len(users) == 1 else None
@@ -424,7 +430,9 @@ def _ask_kernel(family: int, local: Address, peer: Address) -> list[_Row] | None
             kernel.settimeout(_ANSWERS_S)
             kernel.send(head + question)
             answer = kernel.recv(8192)
-    except OSError:
+    except OSError as error:
+        if error.errno in _NO_DESCRIPTOR:
+            raise
         return None
     _, kind, *_ = _HEAD.unpack_from(answer)
     if kind != _SOCK_DIAG_BY_FAMILY:
@@ -447,8 +455,10 @@ def _read_tables(local: Address, peer: Address) -> list[_Row]:
     for table in _TABLES:
         try:
             lines = Path(table).read_text().splitlines()[1:]
-        except OSError:  # no IPv6 here, mostly
-            continue
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                raise
+            continue  # no IPv6 here, mostly
         for line in lines:
             fields = line.split()
             if fields[1].endswith(ends[0]) and fields[2].endswith(ends[1]):

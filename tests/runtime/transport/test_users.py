@@ -13,12 +13,12 @@ import pytest
 
 from gigl_loader.errors import JoinRefusedError
 from gigl_loader.runtime.transport import EndReason, Security, sockets
-from gigl_loader.runtime.transport.handshake import Greeting, join
+from gigl_loader.runtime.transport.handshake import Greeting, admit, join
 from gigl_loader.runtime.transport.stream import KNOCK_FRAME, FrameKind, Stream, drive, pack
 from gigl_loader.testing import wait_until
 from tests.runtime.transport.network import Network, refusals
 from tests.runtime.transport.service import Answer, question
-from tests.support.conditions import SetConstants
+from tests.support.conditions import SetConstants, no_descriptors_but
 
 ROOT = Path(__file__).parents[3]
 NOBODY = 65534
@@ -148,3 +148,22 @@ def test_both_ends_know_whose_the_other_is(
             assert sockets.user_of_peer(client) == sockets.user_of_peer(accepted) == os.geteuid()
             client.close()
             assert sockets.user_of_peer(accepted) is None
+
+
+def test_a_listener_without_descriptors_says_so(constants: SetConstants) -> None:
+    """It said that the caller was on another machine, or gone, and asked for certificates."""
+    for is_asked in (True, False):
+        if not is_asked:
+            constants(sockets, _NETLINK_SOCK_DIAG=_NO_PROTOCOL)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            client = socket.create_connection(server.getsockname())
+            accepted, _ = server.accept()
+            stream = Stream(accepted)
+            steps = admit(stream, Security.local(), 1 << 20, 0)
+            client.sendall(KNOCK_FRAME)
+            with client, stream.sock:
+                # the tables are two files, the kernel one socket: neither can be opened
+                with no_descriptors_but(0), pytest.raises(JoinRefusedError) as caught:
+                    drive(steps, stream, lambda: 60.0)
+                assert caught.value.end == EndReason.REFUSED_BUSY
+                assert "may open no more files: raise the limit" in str(caught.value)
