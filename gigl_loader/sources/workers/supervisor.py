@@ -247,6 +247,9 @@ class _Watch:
             if os.getppid() == parent:  # else the supervisor ended before the line above
                 worker.main(sock, number)
                 code = 0
+        except BaseException:  # `os._exit` below leaves Python no time to print it
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:  # never return into the supervisor's loop, whatever the error
             os._exit(code)
 

@@ -83,3 +83,30 @@ def test_a_supervisor_without_trainer_is_gone_without_the_end_of_its_interpreter
     """Seen: 4 s of a server's 10 between SIGTERM and its end, at a load of 20."""
     done = run_python("-c", _ENDS)
     assert (done.returncode, done.stdout.strip()) == (0, "it serves"), done.stderr
+
+
+_FAILS = """
+import os
+from gigl_loader.sources.workers import pipe, supervisor, worker
+
+def fails(sock, number):
+    raise ZeroDivisionError("in the loop of a worker")
+
+worker.main = fails
+trainer, control = pipe.pair()
+ours, workers = pipe.pair()
+pipe.send(trainer, (pipe.FORK, 0), [workers.fileno()])
+watch = supervisor._Watch(control, list(os.pipe()))
+assert watch._obey()
+(pid,) = watch._pids
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+"""
+
+
+def test_the_traceback_of_a_worker_is_in_its_stderr() -> None:
+    """The error says so; the worker ended before Python printed anything."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FAILS], check=True, timeout=120, capture_output=True, text=True
+    )
+    assert "ZeroDivisionError: in the loop of a worker" in done.stderr
+    assert "in fails" in done.stderr
