@@ -64,8 +64,10 @@ def _run_jobs(endpoints: list[Endpoint], jobs: range) -> None:
         with joined(endpoints[0].address, len(endpoints), job_name=f"job {job}") as cluster:
             _come_and_go(cluster, job % 4)
     wait_until(lambda: endpoints[0].jobs_served == jobs.stop, "the jobs are over")
-    for endpoint in endpoints:
-        wait_until(lambda e=endpoint: not e.server.status()["producers"], "no producer is left")
+    wait_until(
+        lambda: not any(endpoint.server.status()["producers"] for endpoint in endpoints),
+        "no producer is left",
+    )
 
 
 @pytest.mark.multiprocess

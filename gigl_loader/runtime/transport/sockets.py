@@ -430,8 +430,8 @@ def _ask_kernel(family: int, local: Address, peer: Address) -> list[_Row] | None
             kernel.settimeout(_ANSWERS_S)
             kernel.send(head + question)
             answer = kernel.recv(8192)
-    except OSError as error:
-        if error.errno in _NO_DESCRIPTOR:
+    except OSError as reason:
+        if reason.errno in _NO_DESCRIPTOR:
             raise
         return None
     _, kind, *_ = _HEAD.unpack_from(answer)
