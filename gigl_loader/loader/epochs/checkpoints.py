@@ -19,7 +19,7 @@ import torch
 from gigl_loader.errors import ConfigError, ResourceError, explained_limits, first_line
 from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of_file
 from gigl_loader.runtime.object_storage.folder_cache import Cache
-from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url
+from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, checked_url, is_url
 
 
 def save_checkpoint(state: Mapping[str, object], where: str | os.PathLike[str]) -> None:
@@ -128,6 +128,7 @@ def _check(file: BinaryIO, where: str | os.PathLike[str]) -> None:
 
 
 def _folder_and_name(url: str, *, create: bool) -> tuple[ObjectFolder, str]:
+    checked_url(url)  # whole: a signature must not become a part of the name
     start, _, name = url.rpartition("/")
     if not name:
         raise ConfigError(f"{url} is a folder: give the URL of a file in it")

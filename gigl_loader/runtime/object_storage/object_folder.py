@@ -60,7 +60,7 @@ class ObjectFolder:
     """
 
     def __init__(self, url: str, *, create: bool = False) -> None:
-        self.url = _checked(url)
+        self.url = checked_url(url)
         try:
             from_url = importlib.import_module("obstore.store").from_url
             self._obstore = importlib.import_module("obstore")
@@ -164,8 +164,12 @@ def _code(error: Exception) -> str:
     return f" ({code[1]})" if code else ""
 
 
-def _checked(url: str) -> str:
-    """Return a URL without a slash at its end."""
+def checked_url(url: str) -> str:
+    """Return a URL without a slash at its end.
+
+    Raises:
+        ConfigError: It is none of object storage, or has credentials, whose text is left out.
+    """
     parts = urlsplit(url)
     # first: no other error may show a password or a signature
     if "@" in parts.netloc or parts.query or parts.fragment:

@@ -217,3 +217,13 @@ def test_what_cannot_be_read_or_written_is_named(storage, tmp_path, monkeypatch)
     storage.proxy.faults = []
     assert _equal(load_checkpoint(url))
     assert _names(url) == ["model.pt"]
+
+
+@pytest.mark.parametrize("end", ["?X-Amz-Signature=secret", "?a=b/c&sig=secret", "#secret"])
+def test_a_signed_url_is_refused_without_its_signature(storage, end) -> None:
+    for use in (load_checkpoint, lambda url: save_checkpoint(STATE, url)):
+        with pytest.raises(ConfigError, match="more than a bucket and a folder") as refused:
+            use(f"{storage.url}/a/model.pt{end}")
+        assert "secret" not in str(refused.value)
+        assert refused.value.__context__ is None
+    assert not ObjectFolder(storage.url).sizes()
