@@ -44,6 +44,10 @@ def is_url(root: str | os.PathLike[str]) -> bool:
     return rest.startswith("/") and re.fullmatch(r"[A-Za-z][\w+.-]*", scheme) is not None
 
 
+_NO_OBJECT = ("", " (NoSuchKey)", " (BlobNotFound)")
+"""What `_code` returns for a missing object; "": of a local folder."""
+
+
 class ObjectFolder:
     """A folder in object storage; names of objects are paths below it.
 
@@ -84,7 +88,9 @@ class ObjectFolder:
         with self._named_errors(name):
             try:
                 return self._get(name)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if _code(error) not in _NO_OBJECT:  # such as a bucket that does not exist
+                    raise
                 return None
 
     def _get(self, name: str) -> bytes:

@@ -227,3 +227,14 @@ def test_a_signed_url_is_refused_without_its_signature(storage, end) -> None:
         assert "secret" not in str(refused.value)
         assert refused.value.__context__ is None
     assert not ObjectFolder(storage.url).sizes()
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, "NoSuchBucket"), (403, "AccessDenied")])
+def test_a_bucket_that_is_not_there_is_not_a_job_without_a_checkpoint(
+    storage, status, code
+) -> None:
+    url = f"{storage.url}/model.pt"
+    assert load_checkpoint(url) is None
+    storage.proxy.faults = [Fault(failing(status, code), r".*/model\.pt")]
+    with pytest.raises((ConfigError, ObjectStorageError), match=rf"{url}.*{code}"):
+        load_checkpoint(url)
