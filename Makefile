@@ -117,8 +117,8 @@ release-check:
 	@EXTRAS=release $(TESTED) python .ci/release_check.py $(ARGS)
 
 docs:
-	$(TESTED) python -m sphinx -W --keep-going -q -b html docs docs/_build/html
-	@echo "built docs/_build/html/index.html"
+	$(TESTED) python -m sphinx -W --keep-going -q -b html docs docs/_build/html/$(DOCS_VERSION)
+	@echo "built docs/_build/html/$(if $(DOCS_VERSION),$(DOCS_VERSION)/)index.html"
 
 bench:
 	@set -e; for script in examples/benchmarks/*/bench*.py; do echo "== $$script"; $(NEWEST) python $$script $(ARGS); done

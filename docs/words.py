@@ -2,8 +2,9 @@
 
 python docs/words.py [PAGE ...]
 
-Prose is counted; headings, code, tables and pictures are not. A piece of code within a sentence is
-one word, a link is its text, and the end of a list item ends its last sentence.
+It is a report: long sentences get a mark, and nothing fails. Prose is counted; headings, code,
+tables and pictures are not. A piece of code within a sentence is one word, a link is its text, and
+the end of a list item ends its last sentence.
 """
 
 import re
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+MEAN, LONGEST = 20, 30
+"""Words of a mean and of a single sentence, above which the report has a mark."""
 NOT_PUBLIC = ("decisions", "_build")
 """Folders of docs/ that speak to those who change the package."""
 
@@ -89,7 +92,10 @@ def main(names: Sequence[str]) -> None:
     for page in [Path(name).resolve() for name in names] or pages():
         found = count(page.read_text())
         counts = f"{found.words:6,} {found.with_tables:7,} {found.mean:5.1f} {found.longest:7}"
-        print(f"{counts} {page.relative_to(ROOT)}")
+        name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
+        marks = [f"mean above {MEAN}"] if found.mean > MEAN else []
+        marks += [f"a sentence above {LONGEST}"] if found.longest > LONGEST else []
+        print(f"{counts} {name}" + ("  <- " + ", ".join(marks) if marks else ""))
         if names:
             print(f"       {found.longest_sentence}")
 

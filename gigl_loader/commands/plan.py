@@ -395,6 +395,7 @@ def _serve_measurement(args: argparse.Namespace) -> int:
 # --- output ---------------------------------------------------------------------------------------
 
 
+_UNCONFIRMED = "predicted from the costs of one machine; no cluster has confirmed it"
 _PLACES = {
     "device": 'fits: dataset.to("cuda"), num_workers=0',
     "host": 'the features do not fit: dataset.to("cuda", features="host") leaves them in pinned '
@@ -435,18 +436,20 @@ def table(plan: Plan, costs: Costs) -> str:
     epoch = job.nodes / rate
     of_each = f" of each of {job.jobs} jobs" if job.jobs > 1 else ""
     lines = [
-        f"{rate:,.0f} seeds/s of all ranks{of_each} ({low:,.0f} to {high:,.0f}); the limit: "
-        f"{plan.bottleneck}",
+        f"{_rounded(rate)} seeds/s of all ranks{of_each} ({_rounded(low)} to {_rounded(high)}); "
+        f"the limit: {plan.bottleneck}",
+        _UNCONFIRMED,
         f"all nodes once: {_duration(epoch)}",
-        f"a batch: {batch.seeds:,.0f} seeds, {batch.nodes:,.0f} nodes, {batch.edges:,.0f} edges",
+        f"a batch: {batch.seeds:,.0f} seeds, {_rounded(batch.nodes)} nodes, "
+        f"{_rounded(batch.edges)} edges",
         "",
-        *_rows("limits, seeds/s", plan.bounds, lambda value: f"{value:,.0f}"),
+        *_rows("limits, seeds/s", plan.bounds, _rounded),
         *_rows(f"memory of a {plan.memory_machine} machine", plan.memory, _gigabytes, total=True),
-        *_rows("bytes per seed between machines", plan.network, lambda v: f"{v:,.0f}", total=True),
+        *_rows("bytes per seed between machines", plan.network, _rounded, total=True),
         f"round trips of a batch, one after another: {job.round_trips}",
         "",
-        *_rows("CPU microseconds per seed", plan.cpu, lambda v: f"{v * 1e6:,.1f}", total=True),
-        *_rows("seconds to the first batch", plan.start, lambda v: f"{v:,.1f}", total=True),
+        *_rows("CPU microseconds per seed", plan.cpu, lambda v: _rounded(v * 1e6), total=True),
+        *_rows("seconds to the first batch", plan.start, _rounded, total=True),
         "connections, and descriptors in all, of a process:",
         *(
             f"  {name:<36} {number:>7,} {plan.descriptors[name]:>8,}"
@@ -456,8 +459,9 @@ def table(plan: Plan, costs: Costs) -> str:
     ]
     if plan.fits is False:
         lines.append(
-            f"DOES NOT FIT: {_gigabytes(plan.total_memory)} are needed, {job.memory_gb:g} GB there "
-            f"are; {_what_would_fit(plan)}"
+            # not rounded, as it may be a little more than there is
+            f"DOES NOT FIT: {plan.total_memory / 1e9:,.2f} GB are needed, {job.memory_gb:g} GB "
+            f"there are; {_what_would_fit(plan)}"
         )
     if job.ranks_per_machine > 1 and not job.is_store:
         graph = sum(graph_bytes(job).values())
@@ -467,7 +471,10 @@ def table(plan: Plan, costs: Costs) -> str:
             f"{_gigabytes(job.ranks_per_machine * graph)}"
         )
     if plan.changes:
-        lines += ["", *_rows("what a change would bring", plan.changes, lambda v: f"{v:.2f} times")]
+        lines += [
+            "",
+            *_rows("what a change would bring", plan.changes, lambda v: f"{_rounded(v)} times"),
+        ]
     return "\n".join([*lines, f"costs: {costs.machine}, {costs.date}"])
 
 
@@ -486,16 +493,22 @@ def _rows(title: str, values: dict[str, float], show: Any, total: bool = False) 
     return [*lines, ""]
 
 
+def _rounded(value: float) -> str:
+    """Return two significant digits: a prediction holds no more."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:g}"
+
+
 def _gigabytes(nbytes: float) -> str:
-    return f"{nbytes / 1e9:,.2f} GB"
+    return f"{_rounded(nbytes / 1e9)} GB"
 
 
 def _duration(seconds: float) -> str:
     # A larger unit from two of it on: "1.2 hours" says less than "72 minutes".
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:,.1f} s"
+            return f"{_rounded(seconds / size)} {unit}"
+    return f"{_rounded(seconds)} s"
 
 
 def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What other libraries' loaders have and ours do not: each is answered by name.
+"""What other libraries' loaders have and ours do not: an error says what to use instead.
 
 The keywords of other loaders are in `gigl_loader.loader.options.signatures`.
 """

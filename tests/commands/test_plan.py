@@ -1,6 +1,7 @@
 """``gigl-loader plan``, from the shell's point of view."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,20 @@ def test_fanouts_may_begin_with_all(capsys) -> None:
     for first in ("-1", "all"):
         found = _found(capsys, *FIGURES, "--num-neighbors", f"{first},10")
         assert found["job"]["num_neighbors"] == [-1, 10]
+
+
+def test_a_prediction_has_two_digits_and_says_that_no_cluster_confirmed_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [*FIGURES, "--machines", "40", "--ranks-per-machine", "8", "--link", "25Gbit"]
+    assert main(given) == 0
+    text = capsys.readouterr().out
+    assert "no cluster has confirmed it" in text
+    predicted = text.split("connections, and descriptors", 1)[0].replace(",", "")
+    figures = re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*-)", predicted)
+    long = [one for one in figures if len(one.replace(".", "").strip("0")) > 2]
+    assert set(long) <= {"1024"}, long  # the batch size, which was given
+    assert main([*given, "--json"]) == 0
+    exact = json.loads(capsys.readouterr().out)["seeds_per_second"]
+    first = text.splitlines()[0].split()[0].replace(",", "")
+    assert float(first) == float(f"{exact:.2g}") != exact

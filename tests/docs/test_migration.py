@@ -1,4 +1,4 @@
-"""The migration page names every argument of the loaders that people come from."""
+"""The migration pages name every argument of the loaders that people come from."""
 
 import importlib.util
 import inspect
@@ -14,7 +14,8 @@ import gigl_loader
 import gigl_loader.runtime.glt_classes  # makes graphlearn-torch importable
 from gigl_loader.dataset.schema import EdgeDir
 
-PAGE = (Path(__file__).parents[2] / "docs/guide/migrating.md").read_text()
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+PAGE = "\n".join((GUIDE / f"{name}.md").read_text() for name in ("migrating", "from_glt"))
 OURS = {
     name: set(inspect.signature(getattr(gigl_loader, name)).parameters)
     for name in ("DistNeighborLoader", "DistLinkNeighborLoader", "DistSubGraphLoader")

@@ -26,7 +26,11 @@ BLOCK = re.compile(
     r"(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
-OF_OTHERS = ("migrating",)  # its `py` blocks are the scripts of other libraries, before the move
+OF_OTHERS = (
+    "migrating",
+    "from_glt",
+    "from_gigl",
+)  # its `py` blocks are the scripts of other libraries, before the move
 USAGE = """
 import torch
 from torch_geometric.data import Data, HeteroData

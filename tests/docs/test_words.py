@@ -1,4 +1,4 @@
-"""Guides are easy to read: sentences are short, as `docs/words.py` counts them."""
+"""`docs/words.py` counts sentences; what it finds is a report, and fails no page."""
 
 import sys
 from collections.abc import Iterator
@@ -15,10 +15,6 @@ GUIDES = sorted(
     for page in (DOCS.parent / "README.md", *DOCS.rglob("*.md"))
     if not set(page.relative_to(DOCS.parent).parts) & set(NO_GUIDES)
 )
-MEAN = 20
-"""Mean number of words that a page's sentences stay below."""
-LONGEST = 30
-"""Most words of one sentence."""
 
 
 @pytest.fixture
@@ -65,12 +61,27 @@ What a note says counts.
     assert words.count("# Nothing but a title\n") == (0, 0, 0.0, 0, "")
 
 
-@pytest.mark.parametrize("page", GUIDES)
-def test_a_guide_is_easy_to_read(page: str, words: ModuleType) -> None:
-    found = words.count((DOCS.parent / page).read_text())
-    assert found.mean < MEAN, f"mean sentence of {found.mean:.1f} words"
-    assert found.longest <= LONGEST, f"{found.longest} words: {found.longest_sentence}"
+def test_long_sentences_are_reported_and_fail_nothing(
+    words: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, long = tmp_path / "short.md", tmp_path / "long.md"
+    short.write_text("Few words. And as few.\n")
+    long.write_text("One " + "and one " * 20 + "more.\n")
+    assert words.main([str(short), str(long)]) is None  # no exit status
+    of_short, _, of_long, sentence = capsys.readouterr().out.splitlines()[1:]
+    assert "long" not in of_short.removesuffix(str(short))
+    assert of_long.endswith("long.md  <- mean above 20, a sentence above 30")
+    assert sentence.split()[:3] == ["One", "and", "one"]
 
 
-def test_the_readme_is_read_in_a_minute() -> None:
-    assert len((DOCS.parent / "README.md").read_text().splitlines()) <= 60
+def test_a_report_of_all_guides_can_be_made(
+    words: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words.main([])
+    printed = capsys.readouterr().out
+    for page in GUIDES:
+        assert f" {page}" in printed
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    assert len((DOCS.parent / "README.md").read_text().splitlines()) <= 110

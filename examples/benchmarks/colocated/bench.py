@@ -32,6 +32,7 @@ from _runner import Contestant, Outcome
 from _table import Bar, markdown, ratios, spread, verdict
 
 _GIGL = "gigl_loader, 1 worker"
+_BARE = "bare loop: kernels and gather in one process"
 _WIDE_BYTES = 1_000_000_000
 _NARROW_DIM = 8
 _SMALL_BATCH = 128
@@ -48,6 +49,7 @@ class Bench:
         self.problems: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
         self.seeds_per_s: dict[str, dict[int, float]] = defaultdict(dict)
+        self.cpu_ms: dict[str, dict[int, float]] = defaultdict(dict)
         self.disturbed = 0.0
 
     def job(self, **changes: Any) -> Job:
@@ -104,6 +106,7 @@ class Bench:
         figure = outcome.result.get("seeds_per_s")
         if figure is not None:
             self.seeds_per_s[name][round_number] = figure
+            self.cpu_ms[name][round_number] = outcome.result["cpu_ms_per_batch"]
         text = f"{outcome.result.get('seconds', 0):.2f} s" if figure is None else f"{figure:,.0f}/s"
         print(f"  round {round_number}: {name}: {text}", file=sys.stderr)
 
@@ -111,6 +114,7 @@ class Bench:
         """Return ``table`` and the medians of all contestants that the picture shows."""
         return _summary.summarize(
             self.seeds_per_s,
+            self.cpu_ms,
             self.versions,
             args=self.args,
             machine=machine(),
@@ -156,13 +160,23 @@ def _contestants(args: argparse.Namespace) -> list[tuple[Contestant, Bar | None]
             ),
             None,
         ),
-        (one("GLT as installed, 1 worker", "run_glt.py", glt), Bar(10)),
-        (one("GLT seeded, 1 worker", "run_glt.py", glt, seed=1), Bar(3)),
-        (one("DGL GraphBolt, 1 worker", "run_graphbolt.py", args.python_graphbolt), Bar(3)),
-        (one("PyG NeighborLoader, 1 worker", "run_pyg.py", args.python_pyg), Bar(5)),
-        (one("PyG NeighborLoader, pyg-lib, 1 worker", "run_pyg.py", args.python_pyg_lib), None),
-        (one("floor: kernel and gather alone", "run_floor.py", here, batches=longer), Bar(0.75)),
+        *(
+            (one(f"{name}, {_workers(count)}", script, python, num_workers=count, **changes), bar)
+            for name, script, python, bar, changes in (
+                ("GLT as installed", "run_glt.py", glt, Bar(10), {}),
+                ("GLT seeded", "run_glt.py", glt, Bar(3), {"seed": 1}),
+                ("DGL GraphBolt", "run_graphbolt.py", args.python_graphbolt, Bar(3), {}),
+                ("PyG NeighborLoader", "run_pyg.py", args.python_pyg, Bar(5), {}),
+                ("PyG NeighborLoader, pyg-lib", "run_pyg.py", args.python_pyg_lib, None, {}),
+            )
+            for count in args.peer_workers
+        ),
+        (one(_BARE, "run_bare.py", here, batches=longer), Bar(0.75)),
     ]
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count > 1)}"
 
 
 def throughput(bench: Bench) -> str:
@@ -179,17 +193,19 @@ def _compare(bench: Bench, entries: Sequence[tuple[Contestant, Bar | None, str]]
         name = contestant.name
         if name not in values:
             problem = bench.problems.get(name, "not run")
-            rows.append([name, problem, "", "", "", "", verdict([], bar)])
+            rows.append([name, problem, "", "", "", "", "", verdict([], bar)])
             continue
         against = ratios(values[reference], values[name])
+        cpu = bench.cpu_ms
         rows.append(
             [
                 name,
                 spread(list(values[name].values())),
                 f"{last[name]['ms_per_batch']:.1f}",
-                f"{last[name]['cpu_ms_per_batch']:.1f}",
+                spread(list(cpu[name].values()), 1),
                 f"{last[name]['rows_per_batch']:,.0f}",
                 spread(against, 2) if against else "not measured",
+                spread(ratios(cpu[name], cpu[reference]), 2) if against else "not measured",
                 verdict(against, bar),
             ]
         )
@@ -197,10 +213,11 @@ def _compare(bench: Bench, entries: Sequence[tuple[Contestant, Bar | None, str]]
         "contestant",
         "seeds/s",
         "ms a batch (last)",
-        "CPU ms a batch (last)",
+        "CPU ms a batch",
         "nodes a batch",
-        "gigl_loader / it",
-        "bar",
+        "seeds/s: gigl_loader / it",
+        "CPU: it / gigl_loader",
+        "bar (seeds/s)",
     ]
     return markdown(header, rows)
 
@@ -275,7 +292,7 @@ def startup(bench: Bench) -> str:
     bare = 'python -c "import torch"'
     entries = [
         Contestant(
-            name=f"gigl_loader, {count} worker{'s' * (count > 1)}",
+            name=f"gigl_loader, {_workers(count)}",
             script="run_gigl.py",
             python=sys.executable,
             changes={"num_workers": count},
@@ -348,7 +365,7 @@ def scale(bench: Bench) -> str:
     for number in range(args.rounds):
         for nodes in sizes:
             job = bench.job(nodes=nodes, edges=args.edges * nodes // args.nodes)
-            for kind, script in (("gigl_loader", "run_gigl.py"), ("floor", "run_floor.py")):
+            for kind, script in (("gigl_loader", "run_gigl.py"), ("bare loop", "run_bare.py")):
                 name = f"{kind}, {nodes:,} nodes"
                 entry = Contestant(name=name, script=script, python=here)
                 result = bench.run(entry, job, number)
@@ -388,6 +405,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=5)
     add("--retries", type=int, default=0, help="runs again, at most, where others took CPU time")
     add("--workers", type=int, nargs="+", default=[1, 2, 4, 8], help="for --case startup")
+    add(
+        "--peer-workers",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+        help="workers of each peer in --case throughput; 1 has to be among them",
+    )
     add("--epochs", type=int, default=50, help="for --case memory")
     add("--timeout", type=float, default=300.0, help="seconds that one run may take")
     add("--cache", type=Path, help="where graphs are kept (default: a temporary folder)")
@@ -397,11 +421,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--python-pyg", help="interpreter that has PyG with torch-sparse, or with pyg-lib alone")
     add("--python-pyg-lib", help="interpreter that has PyG with pyg-lib, beside the other one")
     add("--summary", type=Path, help="JSON file for the medians of --case throughput")
-    add("--picture", type=Path, help="PNG file for their chart")
+    add("--picture", type=Path, help="PNG file for their chart; one for dark pages lies beside it")
     add("--page", type=Path, help="Markdown file whose table of --case throughput is replaced")
     args = parser.parse_args(argv)
     if args.summary and args.case != "throughput":
         parser.error("--summary, --picture and --page are of --case throughput")
+    if 1 not in args.peer_workers:
+        parser.error("--peer-workers needs 1, which the picture compares")
     if (args.picture or args.page) and not args.summary:
         parser.error("--picture and --page are made from --summary: give that as well")
     return args

@@ -1,7 +1,7 @@
-"""The floor: gigl_loader's kernels and a gather, in one process, results thrown away.
+"""The bare loop: gigl_loader's kernels and a gather, in one process, results thrown away.
 
-No workers, no messages, no batch objects, every output preallocated: what is left is the work that
-no loader with these kernels can do without.
+No workers, no messages, no batch objects, every output preallocated. It is no floor: a loader has
+two processes that work at once, and gathers by a kernel of its own, so it may be faster.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import torch
 from gigl_loader.sampler.kernels import sampling_kernels as kernels
 
 
-class _Floor:
+class _BareLoop:
     def __init__(self, job: _job.Job) -> None:
         arrays = job.graph
         self._indptr, self._indices = np.array(arrays.indptr), np.array(arrays.indices)
@@ -61,7 +61,7 @@ class _Floor:
         return nodes, drawn
 
 
-def _batches(floor: _Floor, job: _job.Job) -> Iterator[_job.Batch]:
+def _batches(floor: _BareLoop, job: _job.Job) -> Iterator[_job.Batch]:
     order = _job.seeds(job).numpy()
     for index in range(job.warmup + job.batches):
         yield floor.sample(order[index * job.batch_size : (index + 1) * job.batch_size], index)
@@ -69,7 +69,7 @@ def _batches(floor: _Floor, job: _job.Job) -> Iterator[_job.Batch]:
 
 def run(job: _job.Job) -> dict[str, Any]:
     """Measure with the threads that torch takes by default: all cores, as a lone worker has."""
-    return _job.measure(_batches(_Floor(job), job), job)
+    return _job.measure(_batches(_BareLoop(job), job), job)
 
 
 if __name__ == "__main__":
