@@ -205,7 +205,10 @@ def _compare(bench: Bench, entries: Sequence[tuple[Contestant, Bar | None, str]]
                 spread(list(cpu[name].values()), 1),
                 f"{last[name]['rows_per_batch']:,.0f}",
                 spread(against, 2) if against else "not measured",
-                spread(ratios(cpu[name], cpu[reference]), 2) if against else "not measured",
+                # the kernel counts CPU time in ticks of 10 ms: a very short run has none
+                spread(ratios(cpu[name], cpu[reference]), 2)
+                if against and all(cpu[reference].values())
+                else "not measured",
                 verdict(against, bar),
             ]
         )
