@@ -70,7 +70,7 @@ FACES = {
         # a folder in object storage, its copy on this machine, and one that is written
         "fetch": "Fetch StoredFile",
         "folder_cache": "Cache CachedFolder hold",
-        "object_folder": "ObjectFolder is_url",
+        "object_folder": "ObjectFolder checked_url is_url",
     },
     "runtime/ranks": {
         "collectives": "COULD_NOT_BUILD RankExchange RowsFromRanks backends_of broadcast_value "

@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from support.pages import script
 
 from gigl_loader import DistNeighborLoader
+from tests.support.pages import script
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.graph_store.in_process import create, joined, storage
-from tests.support.glt import NodeSamplerInput
 
 from gigl_loader import CustomSamplerOptions
 from gigl_loader.errors import GiglLoaderError
@@ -18,6 +16,8 @@ from gigl_loader.graph_store.client.storage_cluster import Cluster
 from gigl_loader.graph_store.server.storage_process import Endpoint
 from gigl_loader.runtime.transport import EndReason
 from gigl_loader.testing import wait_until
+from tests.graph_store.in_process import create, joined, storage
+from tests.support.glt import NodeSamplerInput
 
 _NO_SUCH = CustomSamplerOptions("store_cluster.NoSuchSampler")
 _SEEDS = 1 << 17

@@ -636,7 +636,7 @@ def test_a_recovery_that_fails_is_an_error_of_both_threads(cluster) -> None:
     assert (type(second), str(second)) == (ServerDiedError, str(first))
     assert second.__cause__ is first.__cause__
     assert str(first.__cause__) == "storage server 3 is gone, too"
-    producers.create = create  # type: ignore[method-assign]
+    producers.create = create
     assert _at_once(source, 3) == [0, 20]
     assert [batch for batch, _ in _epoch(source)] == list(range(16))
 
@@ -649,7 +649,7 @@ def test_a_shutdown_during_a_recovery_leaves_no_producer(cluster) -> None:
         held.wait()
         create(*args)
 
-    producers.create = create_late  # type: ignore[assignment, method-assign]
+    producers.create = create_late
     _loses(cluster, 1)
     with ThreadPoolExecutor(1) as pool:
         epoch = pool.submit(_epoch, source)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.graph_store.store_cluster import compute, info_of, processes, tiny_partition
-from tests.graph_store.store_cluster import serve_partition as serve
 
 from gigl_loader import DistNeighborLoader, RemoteDistDataset
 from gigl_loader.testing import check_same_batches, wait_until
+from tests.graph_store.store_cluster import compute, info_of, processes, tiny_partition
+from tests.graph_store.store_cluster import serve_partition as serve
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 
