@@ -38,7 +38,9 @@ from tests.support.conditions import SetConstants
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "examples" / "graph_store" / "dashboard.json"
-PAGES = [ROOT / "docs" / "guide" / f"{name}.md" for name in ("training_loop", "graph_store")]
+PAGES = [
+    ROOT / "docs" / "guide" / f"{name}.md" for name in ("training_loop", "graph_store_operation")
+]
 
 ANYWHERE = "0.0.0.0"
 """All addresses of this machine: beyond loopback, too."""

@@ -124,7 +124,7 @@ def no_sampler(view: Any, plan: Any, peers: Any) -> None:
 
 
 def _options(name: str, **keywords: Any) -> CustomSamplerOptions:
-    return CustomSamplerOptions(f"test_hooks.{name}", keywords)
+    return CustomSamplerOptions(f"{__name__}.{name}", keywords)
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,17 @@ class Part:
         yield from ((self.path(name), spec) for name, spec in self.arrays.items())
         yield from ((self.folder / name, spec) for name, spec in self.files.items())
 
+    def is_removed_or_replaced(self) -> bool:
+        """Return whether files that `check_sizes` noted are gone, or others are in their place."""
+        for path, _ in self.paths():
+            known = self.stamps.get(str(path.relative_to(self.folder)))
+            try:
+                if known is not None and path.stat().st_ino != known.inode:
+                    return True
+            except FileNotFoundError:
+                return True
+        return False
+
     def array(self, name: str) -> Array:
         """Return an array of the manifest, mapped: its numbers, or their bits."""
         spec, path = self.arrays[name], self.path(name)

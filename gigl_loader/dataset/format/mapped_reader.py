@@ -505,10 +505,8 @@ class MappedPart:
         try:
             self.verify()
         except ConfigError as error:
-            # from `_check_size`: the directory was removed or replaced; mapped files remain
-            # readable
-            gone = isinstance(error.__cause__, FileNotFoundError)
-            if not gone:  # open files survive the directory's removal
+            # Mapped files survive both. What came to their place belongs to another graph.
+            if not any(part.is_removed_or_replaced() for part in self._parts):
                 _log.error("%s", error)
                 # kept for `check`: an exception in a thread would be lost
                 self._failure = error

@@ -3,15 +3,18 @@
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from gigl_loader import UsageError
 from gigl_loader.dataset.dist_dataset import DistDataset
+from gigl_loader.dataset.format import mapped_reader
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory import tensors
 from gigl_loader.runtime.memory.segments import close_fds, loads
@@ -30,6 +33,21 @@ def test_a_flipped_bit_is_found_in_the_background(tmp_path: Path, caplog) -> Non
     with pytest.raises(ConfigError, match=r"indices\.bin has changed"):
         dataset.view()
     assert "indices.bin has changed" in caplog.text
+
+
+def test_a_folder_that_was_replaced_is_not_compared(tmp_path: Path, monkeypatch) -> None:
+    """The comparison in the background came to the files of the next graph, and blamed them."""
+    later: list[Callable[[], None]] = []
+    monkeypatch.setattr(
+        mapped_reader, "new_thread", lambda **how: Mock(start=lambda: later.append(how["target"]))
+    )
+    write(RING, tmp_path / "graph", method="random", seed=1)
+    dataset = DistDataset.load(tmp_path / "graph", 0, mmap=True)
+    neighbors = dataset.view().adjacency[E].indices.tolist()
+    write(RING, tmp_path / "graph", method="random", seed=2)
+    later[0]()
+    dataset.check_files()
+    assert dataset.view().adjacency[E].indices.tolist() == neighbors
 
 
 def test_arguments_of_load_are_checked(tmp_path: Path) -> None:
