@@ -11,7 +11,7 @@ from gigl_loader.batch.message import Attempt
 from gigl_loader.errors import ServerDiedError, UsageError
 from gigl_loader.graph_store.client.connection import raise_if_broken
 from gigl_loader.graph_store.client.server_outages import ServerOutages
-from gigl_loader.graph_store.server.jobs import KILLED_GRACE_S
+from gigl_loader.graph_store.server.attendance import KILLED_GRACE_S
 from gigl_loader.graph_store.wire.requests import EpochRequest, FetchAnswer, FetchRequest
 from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
 from gigl_loader.testing import wait_until

@@ -11,9 +11,9 @@ import torch
 from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.dataset.partition.partition_view import Adjacency
 from gigl_loader.errors import ConfigError, ProtocolError
-from gigl_loader.graph_store.server import jobs
-from gigl_loader.graph_store.server.jobs import RefusedJoins
+from gigl_loader.graph_store.server import refused_joins
 from gigl_loader.graph_store.server.producer_table import check_leave, check_request
+from gigl_loader.graph_store.server.refused_joins import RefusedJoins
 from gigl_loader.graph_store.wire.requests import ProducerRequest
 from gigl_loader.sampler.options import CustomSamplerOptions, SourceOptions
 from gigl_loader.sources.sampled_input import check_columns
@@ -61,7 +61,7 @@ def test_only_what_was_allowed_is_imported() -> None:
 def test_who_asks_again_and_again_is_said_once_a_minute(
     caplog: pytest.LogCaptureFixture, clock_of: Callable[..., Clock]
 ) -> None:
-    clock, refused = clock_of(jobs), RefusedJoins()
+    clock, refused = clock_of(refused_joins), RefusedJoins()
     for _ in range(50):
         refused.add("rank 0", ConfigError("another graph"))
         refused.add("rank 1", ConfigError("another graph"))

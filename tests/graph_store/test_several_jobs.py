@@ -19,7 +19,7 @@ from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError
 from gigl_loader.graph_store import RemoteReceivingChannel, status, stop_job
 from gigl_loader.graph_store.client.server_outages import ServerOutages
 from gigl_loader.graph_store.client.storage_cluster import Cluster
-from gigl_loader.graph_store.server.jobs import JobId
+from gigl_loader.graph_store.server.client_ids import JobId
 from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.server.storage_process import Endpoint
 from gigl_loader.runtime.transport import EndReason, Security

@@ -9,20 +9,18 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError, ServerDiedError
+from gigl_loader.graph_store.server.attendance import Attendance
 from gigl_loader.graph_store.server.batch_sender import BatchSender
-from gigl_loader.graph_store.server.jobs import (
-    Attendance,
-    EndedJob,
-    Jobs,
-    Member,
-    RefusedJoins,
-    ServerBook,
-    Visitor,
-    Visits,
-)
+from gigl_loader.graph_store.server.client_ids import Visitor
+from gigl_loader.graph_store.server.job_numbers import JobNumbers
+from gigl_loader.graph_store.server.job_rules import EndedJob, JobRules, Settled
 from gigl_loader.graph_store.server.leader import LeaderLink
+from gigl_loader.graph_store.server.member import Member
+from gigl_loader.graph_store.server.refused_joins import RefusedJoins
 from gigl_loader.graph_store.server.rendezvous_host import RendezvousTable
+from gigl_loader.graph_store.server.server_book import ServerBook
 from gigl_loader.graph_store.server.service import StorageService
+from gigl_loader.graph_store.server.visits import Visits
 from gigl_loader.graph_store.wire.membership import (
     Join,
     News,
@@ -45,8 +43,6 @@ _GRACE_S = 30.0
 """Seconds that clients may take to leave after a server was lost."""
 _HEAR_S = 1.0
 """Longest wait for servers to learn that the jobs are over; a stopped one never does."""
-_MOST_STOPPED = 100
-"""Most stopped jobs to remember."""
 _STATUS_S_PER_MEMBER = 0.005
 """Seconds between two messages about missing members, for each waiting one; with 200 of them there
 is one every second."""
@@ -79,7 +75,7 @@ class Presence:
         # a client reconnects as soon as it knows that the former server process has ended; if the
         # network is silent, it knows that after its patience
         self._unseen_s = max(rejoin_s, 2 * patience_s)
-        self._num_jobs, self._security = num_jobs, security
+        self._security = security
         self.cluster = ""
         """Identity of this server's storage cluster; empty: not known yet.
 
@@ -94,12 +90,11 @@ class Presence:
         self._asked_again = threading.Condition(self._lock)
         self._attendance = Attendance()
         self._visits = Visits(patience_s)
-        self._jobs = Jobs(max_jobs)
+        self._numbers = JobNumbers()
+        self._jobs = JobRules(self._numbers, max_jobs, num_jobs)
         self._refused = RefusedJoins()
         self._sender = BatchSender(server)
         self._rendezvous = RendezvousTable(server.num_servers)
-        self._stopped: tuple[int, ...] = ()
-        """Numbers of jobs that were stopped, the latest last."""
         self.error: ServerDiedError | None = None
         """Why serving ended early."""
         self._error_time = 0.0
@@ -121,7 +116,7 @@ class Presence:
     @property
     def jobs_served(self) -> int:
         """Number of jobs that are over."""
-        return self._jobs.served
+        return self._numbers.served
 
     # -- members ----------------------------------------------------------------------------------
 
@@ -136,7 +131,7 @@ class Presence:
             process=self._process,
             cluster=self.cluster,
             graph=self.graph,
-            job=self._jobs.latest,
+            job=self._numbers.latest,
             jobs_served=self.jobs_served,
         )
 
@@ -152,11 +147,11 @@ class Presence:
                     rank = request.join.rank
                     raise ConfigError(f"two processes joined as storage server {rank}: check RANK")
                 member = self._enter(request.join, peer)
-            # before `returned`, which forgets it
-            was_gone = member.gone_at is not None
-            self._attendance.returned(member, peer)
+            # before `note_connection`, which forgets it
+            was_gone = member.give_up_at is not None
+            self._attendance.note_connection(member, peer)
             if was_gone and member.job is None:  # only this member may have been missing
-                self._begin_if_complete()
+                self._settle()
                 self._tell_where()
             news = member.wait(request.seen)
             self._asked_again.notify_all()
@@ -207,21 +202,18 @@ class Presence:
             self._refused.add(name, error)
             raise
         # only now, as a process that was refused above is not here
-        self._attendance.came(member)
-        self._jobs.heard_of(join.job)
-        if join.role is Role.SERVER:
-            self._jobs.served = max(self._jobs.served, join.jobs_served)
+        self._attendance.add(member)
+        self._numbers.mark_used(join.job)
         if self.server.server_rank == 0:
             self.cluster = self.cluster or join.cluster
-        # a job with ranks that were never seen ends once all of the next one are here, perhaps
-        # now
-        self._end_jobs()
         was_away = False
         if join.role is Role.SERVER:
+            self._numbers.learn_served(join.jobs_served)
             was_away = self._servers_known.is_away(join.rank)
-            self._servers_known.came(join)
+            self._servers_known.note_arrival(join)
             _log.info("storage server %d joined from %s", join.rank, join.address)
-        has_begun = self._begin_if_complete()
+        # also ends a job with ranks that were never seen, once all of the next one are here
+        has_begun = bool(self._settle().begun)
         # the others already know all servers' addresses: messages to all at each arrival would grow
         # with the square
         is_one_more = join.role is Role.CLIENT and not has_begun
@@ -252,7 +244,7 @@ class Presence:
             holders = self._attendance.at(join.role, join.rank)
             former = [member for member in holders if member.job == join.job]
             for member in former:
-                self._attendance.left(member)
+                self._attendance.remove(member)
         for member in former:
             self._sender.lose(member.session)
             self.server.client_gone(member.client)
@@ -265,7 +257,7 @@ class Presence:
                 if former.join.process != join.process:
                     words = f"a later storage server {join.rank} took its place: check RANK"
                     former.tell(refused=words)
-                self._attendance.left(former)
+                self._attendance.remove(former)
         if join.role is Role.CLIENT and join.job is not None:
             self.server.client_back(member.client)
 
@@ -274,7 +266,7 @@ class Presence:
             raise self.error
         check_join(join, self.server.server_rank, self.server.num_servers)
         check_same(join, self.server.server_rank, self.cluster, self.graph)
-        if join.role is Role.CLIENT and join.job in self._stopped:
+        if join.role is Role.CLIENT and join.job in self._numbers.stopped:
             raise JobStoppedError(stopped_text(join.job_name))
         for member in (
             self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ()
@@ -291,27 +283,13 @@ class Presence:
         seen = {0, *self._attendance.servers, *self._servers_known.away}
         return Runs.of([rank for rank in range(self.server.num_servers) if rank not in seen])
 
-    def _begin_if_complete(self) -> bool:
-        """Let complete jobs begin; return whether any did."""
-        # on servers other than 0 there are none
-        if not self._servers_known.complete(self._attendance.servers):
-            return False
-        begun = self._jobs.begin()
-        for book in begun:
-            self.cluster = self.cluster or secrets.token_hex(8)
-            _log.info(
-                "job %r (number %d) begins with %d compute processes",
-                *(book.name, book.job, len(book.present)),
-            )
-        return bool(begun)
-
     # -- news -------------------------------------------------------------------------------------
 
     def _tell_where(self, members: Sequence[Member] | None = None) -> None:
         """Tell clients of jobs and servers (None: all of them) the addresses of all servers."""
         if self.server.server_rank != 0:
             return
-        where = self._servers_known.where(self._attendance.servers)
+        where = self._servers_known.addresses(self._attendance.servers)
         # a partition has no server yet, so the addresses are of no use
         if where is None:
             return
@@ -346,10 +324,10 @@ class Presence:
     def _tell(self, members: Iterable[Member]) -> None:
         lost = None if self.error is None else str(self.error)
         never_came = self._missing
-        texts = self._jobs.describe({*never_came, *self._servers_known.away})
+        texts = self._jobs.why_waiting({*never_came, *self._servers_known.away})
         away = tuple(self._servers_known.away)
         for member in members:
-            more = {"stopped": self._stopped} if member.join.role is Role.SERVER else {}
+            more = {"stopped": self._numbers.stopped} if member.join.role is Role.SERVER else {}
             status = texts.get(member.join.job_name, "") if member.job is None else ""
             member.tell(
                 status=status,
@@ -367,13 +345,13 @@ class Presence:
 
     def _came(self, peer: Peer) -> None:
         with self._lock:
-            self._visits.came(peer.session)
+            self._visits.note_connection(peer.session)
         self.server.client_back(Visitor(peer.session))
 
     def _ended(self, peer: Peer, end: EndReason) -> None:
         with self._lock:
-            left = self._attendance.ended(peer, end, time.monotonic())
-            visit_is_over = self._visits.ended(peer.session, end, time.monotonic())
+            left = self._attendance.note_end(peer, end, time.monotonic())
+            visit_is_over = self._visits.note_end(peer.session, end, time.monotonic())
         if left is not None:
             self._note_departure(left)
         with self._asked_again:
@@ -394,7 +372,7 @@ class Presence:
         with self._lock:
             # a goodbye and the end of its grace may both bring a member here: only the first
             # counts
-            if not self._attendance.left(member) or self._stopping:
+            if not self._attendance.remove(member) or self._stopping:
                 return
             if member.join.role is Role.SERVER:
                 self._miss(
@@ -415,7 +393,7 @@ class Presence:
     def _declare_gone_servers_lost(self) -> None:
         """Tell a job that is done from one that ends by a lost server not yet given up."""
         for member in self._attendance.members.values():
-            is_gone = member.join.role is Role.SERVER and member.gone_at is not None
+            is_gone = member.join.role is Role.SERVER and member.give_up_at is not None
             if is_gone and self._rejoin_s <= 0:
                 self.lose(f"storage server {member.join.rank} {member.why_gone}")
 
@@ -425,8 +403,8 @@ class Presence:
             self.lose(why)
             return
         with self._lock:
-            self._servers_known.left(rank, why, time.monotonic() + self._rejoin_s)
-            self._begin_if_complete()
+            self._servers_known.note_loss(rank, why, time.monotonic() + self._rejoin_s)
+            self._settle()
             self._tell_where()
             self._tell_all()
         self._rendezvous.fail_all(why, rank)
@@ -436,34 +414,39 @@ class Presence:
         with self._lock:
             self._jobs.leave(member)
             self._status_is_old = True
-            self._end_jobs()
+            self._settle()
 
-    def _end_jobs(self, now: float = -math.inf) -> None:
-        """End the jobs that all members have left, and admit clients of the next ones. Locked."""
-        ended = self._jobs.end_those_over(now)
-        for job in ended:
+    def _settle(self, now: float = -math.inf) -> Settled:
+        """End the jobs that all clients have left, and let complete ones begin. Locked."""
+        # on servers other than 0 there are none
+        may_begin = self._servers_known.may_jobs_begin(self._attendance.servers)
+        settled = self._jobs.settle(now, may_begin=may_begin)
+        for job in settled.ended:
             self._note_end(job)
-        if not ended:
-            return
-        if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
+        for begun in settled.begun:
+            self.cluster = self.cluster or secrets.token_hex(8)
+            _log.info(
+                "job %r (number %d) begins with %d compute processes",
+                *(begun.name, begun.number, len(begun.ranks)),
+            )
+        if settled.was_last:
             # all members learn it before `over`, after which the listener closes
             self._declare_gone_servers_lost()
             self._tell_all()
             self.over.set()
-            return
-        self._begin_if_complete()
-        self._tell_where()
-        self._tell_all()
+        elif settled.ended:
+            self._tell_where()
+            self._tell_all()
+        return settled
 
     def _note_end(self, job: EndedJob) -> None:
-        if job.lapsed:
+        if job.given_up:
             words = "job %r is given up: its compute processes ended without a goodbye"
             _log.warning(words, job.name)
         else:
             _log.info("job %r is over", job.name)
         for member, error in job.refused:
             self._refused.add(member.name, error)
-            member.tell(refused=str(error))
 
     # -- stopped jobs -----------------------------------------------------------------------------
 
@@ -474,16 +457,13 @@ class Presence:
                 f"this is storage server {self.server.server_rank}: server 0 stops jobs"
             )
         with self._lock:
-            number, members = self._jobs.stop(name)
+            members = self._jobs.stop(name)
             _log.warning("job %r is stopped: it has %d compute processes", name, len(members))
-            if number is not None:
-                # the latest are enough: a process does not come back after hours
-                self._stopped = (*self._stopped, number)[-_MOST_STOPPED:]
             # servers that are told end the job's producers there
             self._tell_all()
         self._dismiss(members)
         with self._lock:  # it may have ranks that were not seen yet, and none that is here
-            self._end_jobs()
+            self._settle()
         return len(members)
 
     def _dismiss(self, members: Sequence[Member]) -> None:
@@ -498,7 +478,8 @@ class Presence:
             # those that hear leave by themselves, and know why when their producers end
             here = self._attendance.members
             self._asked_again.wait_for(
-                lambda: not any(m.session in here and m.gone_at is None for m in members), _HEAR_S
+                lambda: not any(m.session in here and m.give_up_at is None for m in members),
+                _HEAR_S,
             )
         for member in members:
             self._note_departure(member)
@@ -522,7 +503,7 @@ class Presence:
     def _tick(self, now: float) -> None:
         with self._lock:
             self._tell_status(now)
-            self._end_jobs(now)
+            self._settle(now)
             overdue = self._attendance.overdue(now)
             visits = self._visits.overdue(now)
             clients = [
@@ -530,7 +511,7 @@ class Presence:
                 for present in self._attendance.members.values()
                 if present.join.role is Role.CLIENT
             ]
-            given_up = self._servers_known.given_up(self._attendance.servers, now)
+            given_up = self._servers_known.why_given_up(self._attendance.servers, now)
             lost = self.error is not None
             # clients read the reason on their watch and leave; the wait for a stopped one is
             # short
@@ -557,11 +538,11 @@ class Presence:
 
     def hear(self, news: News) -> None:
         """Handle the news of server 0."""
-        self._jobs.served = news.jobs_served
+        self._numbers.served = news.jobs_served
         if news.cluster and not self.cluster:
             self._belong(news.cluster)
         with self._lock:
-            fresh, self._stopped = {*news.stopped} - {*self._stopped}, news.stopped
+            fresh = self._numbers.learn_stopped(news.stopped)
             members = [m for m in self._attendance.members.values() if m.job in fresh]
         if members:  # in a thread: the next news must not wait for them
             new_thread(

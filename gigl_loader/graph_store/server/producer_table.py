@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, ProtocolError, UsageError
-from gigl_loader.graph_store.server.jobs import Visitor
+from gigl_loader.graph_store.server.client_ids import Visitor
 from gigl_loader.graph_store.server.shared_producer import SharedProducer
 from gigl_loader.graph_store.wire.membership import MOST_RANKS
 from gigl_loader.graph_store.wire.requests import NOBODY, ProducerRequest, Runs

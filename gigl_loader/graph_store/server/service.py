@@ -26,8 +26,8 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ProtocolError,
 )
+from gigl_loader.graph_store.server.client_ids import JobId, scope_of
 from gigl_loader.graph_store.server.glt_answers import reader_of
-from gigl_loader.graph_store.server.jobs import JobId, scope_of
 from gigl_loader.graph_store.server.metrics import ServerCounts
 from gigl_loader.graph_store.server.partition_answers import PartitionAnswers
 from gigl_loader.graph_store.server.producer_table import (

@@ -18,8 +18,9 @@ from typing import Any
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.identity import check_enough, check_position
 from gigl_loader.errors import ConfigError, PeerError, PeerLostError
-from gigl_loader.graph_store.server.jobs import Member, Visitor, scope_of
+from gigl_loader.graph_store.server.client_ids import Visitor, scope_of
 from gigl_loader.graph_store.server.leader import LeaderLink
+from gigl_loader.graph_store.server.member import Member
 from gigl_loader.graph_store.server.metrics import MetricsListener
 from gigl_loader.graph_store.server.presence import Presence
 from gigl_loader.graph_store.server.rendezvous_host import ServerRendezvous
