@@ -81,7 +81,8 @@ class _Sender:
     """Slots of one worker by number, with their states."""
 
     slots: dict[int, _MappedSlot] = field(default_factory=dict)
-    leased: set[int] = field(default_factory=set)
+    leased: "dict[int, _EndOfLease]" = field(default_factory=dict)
+    """Slots that are leased, with what notes the end of each lease."""
     lent: set[int] = field(default_factory=set)
     """Leased slots that another process reads in place."""
     poisoned: set[int] = field(default_factory=set)
@@ -92,6 +93,17 @@ class _Sender:
     """Whether the worker that slots are handed back to is gone."""
 
 
+class _EndOfLease(weakref.ref[Any]):
+    """Refers to the memory of a lease; what it is made with is called with it when that is freed.
+
+    That is the method of a deque: Python runs handlers of signals between its own instructions, and
+    drops what they raise in a finalizer, so Ctrl-C would be lost there.
+    """
+
+    sender: _Sender
+    number: int
+
+
 class Lease:
     """One message's slot; it is not written while this, or a tensor made of it, is held."""
 
@@ -100,9 +112,10 @@ class Lease:
         self.layout = layout
         slot = sender.slots[number]
         self._buffer = segments.buffer_at(slot.address, slot.nbytes)
-        # tied to the buffer, not to this object: tensors keep only the buffer. Not at exit: the
-        # memory goes with the process, and the table may be gone by then
-        weakref.finalize(self._buffer, table.note_end, sender, number).atexit = False
+        # tied to the buffer, not to this object: tensors keep only the buffer
+        end = _EndOfLease(self._buffer, table.ended.append)
+        end.sender, end.number = sender, number
+        sender.leased[number] = end
 
     @property
     def payload(self) -> memoryview:
@@ -137,7 +150,8 @@ class LeaseTable:
         # A lease ends in the thread that drops the last tensor: at any step of any call, also of
         # this table, when the garbage collector runs. So its end is only noted, and the next call
         # does the work.
-        self._ended: deque[tuple[_Sender, int]] = deque()
+        self.ended: deque[_EndOfLease] = deque()
+        """Leases that have ended; `_end_leases` does what is left."""
         self._largest = self._leased_bytes = 0
         self.closed = False
 
@@ -156,7 +170,6 @@ class LeaseTable:
             if written.fd is not None:
                 slot = state.slots[written.slot] = self._map(written.fd, written.nbytes)
                 self._largest = max(self._largest, slot.nbytes)
-            state.leased.add(written.slot)
             self._leased_bytes += state.slots[written.slot].nbytes
             return Lease(self, state, written.slot, written.layout)
 
@@ -235,8 +248,16 @@ class LeaseTable:
 
     def _release_unused(self, state: _Sender) -> None:
         self._end_leases()
-        for number in set(state.slots) - state.leased:
+        for number in state.slots.keys() - state.leased.keys():
             self._release(state, number)
+        for number, end in [*state.leased.items()]:
+            # no call will come after its end, which a Python function has to release then. Not at
+            # exit: the memory goes with the process, and the table may be gone by then
+            buffer = end()
+            if buffer is not None:
+                state.leased[number] = end = _EndOfLease(buffer)
+                end.sender, end.number = state, number
+                weakref.finalize(buffer, self._note_end, end).atexit = False
 
     def _release(self, state: _Sender, number: int) -> None:
         """Unmap a slot that nobody uses."""
@@ -252,11 +273,12 @@ class LeaseTable:
 
     def _end_leases(self) -> None:
         """Do what is left of leases that have ended; the caller holds the lock."""
-        while self._ended:
-            state, number = self._ended.popleft()
+        while self.ended:
+            end = self.ended.popleft()
+            state, number = end.sender, end.number
             if number not in state.lent:
                 self._leased_bytes -= state.slots[number].nbytes
-            state.leased.discard(number)
+            del state.leased[number]
             state.lent.discard(number)
             if self.closed or state.is_gone:
                 self._release(state, number)
@@ -267,19 +289,18 @@ class LeaseTable:
         """End leases without a call that does so; never waits."""
         # a lock that is taken is another thread's, or this one's, which the collector stopped in
         # the middle of a call: both come here, or to `_end_leases`, when they are through
-        while self._ended and self._lock.acquire(blocking=False):
+        while self.ended and self._lock.acquire(blocking=False):
             try:
                 self._end_leases()
             finally:
                 self._lock.release()
 
-    # --- for leases ---------------------------------------------------------------------------
+    def _note_end(self, end: _EndOfLease) -> None:
+        """End a lease at once: runs in any thread, at any step of its work."""
+        self.ended.append(end)
+        self._end_noted()
 
-    def note_end(self, state: _Sender, number: int) -> None:
-        """Note that a lease has ended: runs in any thread, at any step of its work."""
-        self._ended.append((state, number))
-        if self.closed or state.is_gone:  # no call will come
-            self._end_noted()
+    # --- for leases ---------------------------------------------------------------------------
 
     def lend(self, state: _Sender, number: int) -> Region:
         """Return where a leased slot lies."""

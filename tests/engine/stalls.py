@@ -30,8 +30,8 @@ def pass_the_timeout(loader: DistNeighborLoader, hung: Callable[[], Collection[i
         # also those that are being replaced: they would count as stalled before they are ready
         busy = {
             producer.pids[worker]
-            for worker in range(recovery.num_workers)
-            if worker in recovery.busy_workers or worker not in recovery.at_work
+            for worker in range(recovery.pool.num_workers)
+            if worker in recovery.under_way.busy or worker not in recovery.at_work
         }
         if not found and busy and not recovery.hung and busy <= set(hung()):
             recovery.last_progress = float("-inf")

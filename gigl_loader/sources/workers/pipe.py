@@ -12,7 +12,8 @@ A message is a tuple that begins with a name.
                            UNHEARD before an ERROR: a worker of another rank did not respond;
                            DRAWN before a BATCH if rows are cached
 
-The trainer's side itself makes a `DIED` when a worker ends.
+The trainer's side itself makes a `DIED` when a worker ends, and an `UNREAD` when one that is ready
+does not read.
 
 Each message is one datagram, with descriptors beside it.
 
@@ -53,6 +54,7 @@ PLACE, PEERS, ATTEMPT, TASK, STOP = "place", "peers", "attempt", "task", "stop"
 SLOTS = "slots"
 READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
 LINGERING, UNHEARD, DRAWN, DIED = "lingering", "unheard", "drawn", "died"
+UNREAD = "unread"
 
 MAX_BYTES = 160 * 1024
 """Most bytes in one datagram; Linux allows about 208 KiB by default."""
@@ -91,9 +93,19 @@ def send(sock: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:
     Raises:
         OSError: The other end is gone, or did not read within the socket's timeout.
     """
+    send_packed(sock, packed(message), fds)
+
+
+def packed(message: Any) -> bytes:
+    """Return a message as `send_packed` takes it."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     if len(data) > MAX_BYTES:
         raise ProtocolError(f"a control message of {len(data)} bytes exceeds {MAX_BYTES}")
+    return data
+
+
+def send_packed(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
+    """Send one message; raises as `send`, and BlockingIOError if the socket does not wait."""
     if fds:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         sock.sendmsg([data], rights)
@@ -143,16 +155,26 @@ def send_object(sock: socket.socket, data: bytes, fds: list[int]) -> None:
         fds: From the same call; they are closed.
     """
     try:
-        # Half of what fits, as the tuple around a piece is pickled too. Each message has a piece,
-        # descriptors, and the number of messages that follow.
-        pieces = [data[i : i + MAX_BYTES // 2] for i in range(0, len(data), MAX_BYTES // 2)]
-        groups = [fds[i : i + _MAX_FDS] for i in range(0, len(fds), _MAX_FDS)]
-        count = max(len(pieces), len(groups), 1)
-        for i in range(count):
-            piece = pieces[i] if i < len(pieces) else b""
-            send(sock, (count - i - 1, piece), groups[i] if i < len(groups) else ())
+        for piece, group in pieces_of(data, fds):
+            send_packed(sock, piece, group)
     finally:
         segments.close_fds(fds)
+
+
+def pieces_of(data: bytes, fds: list[int]) -> list[tuple[bytes, list[int]]]:
+    """Return the messages of `send_object`, packed, each with its descriptors."""
+    # Half of what fits, as the tuple around a piece is pickled too. Each message has a piece,
+    # descriptors, and the number of messages that follow.
+    pieces = [data[i : i + MAX_BYTES // 2] for i in range(0, len(data), MAX_BYTES // 2)]
+    groups = [fds[i : i + _MAX_FDS] for i in range(0, len(fds), _MAX_FDS)]
+    count = max(len(pieces), len(groups), 1)
+    return [
+        (
+            packed((count - i - 1, pieces[i] if i < len(pieces) else b"")),
+            groups[i] if i < len(groups) else [],
+        )
+        for i in range(count)
+    ]
 
 
 def receive_object(sock: socket.socket) -> Any:

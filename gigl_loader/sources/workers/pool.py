@@ -12,10 +12,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
+from gigl_loader.runtime.interrupts import interruptible
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.system import read_stat
 from gigl_loader.sources.workers import pipe, resting
@@ -24,7 +25,8 @@ from gigl_loader.sources.workers.schedule import Restarts, ended_by_itself
 
 logger = logging.getLogger(__name__)
 
-_SEND_TIMEOUT_S = 30.0
+SEND_TIMEOUT_S = 30.0
+"""Seconds for which a process may have no room for a message before it counts as hanging."""
 _PROGRESS_S = 10.0
 _EXIT_REPORT_S = 10.0
 """Seconds that the supervisor may take to report how a worker ended; it takes milliseconds if it
@@ -66,6 +68,11 @@ class _Worker:
     orphaned_at: float = 0.0
     told: bool = False
     """Whether a `pipe.DIED` was made for its end."""
+    outbox: deque[tuple[bytes, list[int]]] = field(default_factory=deque)
+    """Messages that it has no room for, with descriptors, which are closed when they are sent."""
+    flushing: bool = False
+    unread_since: float | None = None
+    """Time since which it has no room (`time.monotonic`)."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,9 @@ class WorkerPool:
         # a thread that takes two of these locks takes them in this order
         self._ending = threading.Lock()  # so that only one of two threads stops the pool
         self._reading = threading.RLock()  # one thread at a time waits for the workers
-        self._sending = threading.Lock()  # separate, so that sending never waits for a reader
+        # separate, so that sending never waits for a reader; reentrant, as the collector may end an
+        # iterator within `send`, whose epoch workers are then told of
+        self._sending = threading.RLock()
         # never held while anything waits, as wake-ups come from other producers' threads
         self._waking = threading.Lock()
         self._waker: int | None = None
@@ -203,7 +212,7 @@ class WorkerPool:
         self, main_path: str | None, users_code: bool, kernels: Sequence[str]
     ) -> None:
         self._control, theirs = pipe.pair()
-        self._control.settimeout(_SEND_TIMEOUT_S)
+        self._control.settimeout(SEND_TIMEOUT_S)
         script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # the trainer's
         # including the user's later changes: their classes are imported there
         script += f"import sys; sys.path[:] = {sys.path!r}\n"
@@ -221,7 +230,7 @@ class WorkerPool:
             self._renew_supervisor()
         ours, theirs = pipe.pair()
         worker = _Worker(number, ours)
-        ours.settimeout(_SEND_TIMEOUT_S)
+        ours.setblocking(False)  # what it does not take at once waits in its outbox
         self._selector.register(ours, selectors.EVENT_READ, worker)
         with theirs:
             try:
@@ -255,12 +264,9 @@ class WorkerPool:
 
     def _send_setup(self, worker: _Worker, *, replaces: bool) -> None:
         listener = self._listeners.get(worker.number)
-        fds = [] if listener is None else [listener]
-        # Locked for all of it: no other message may come between the pieces. Later checks find a
-        # worker that has ended or reads nothing; they would not find a lack of descriptors here.
-        with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError), self._sending:
-            pipe.send_object(worker.sock, *self._dumps(self._setup))
-            pipe.send(worker.sock, (pipe.PLACE, replaces), fds)
+        fds = [] if listener is None else [os.dup(listener)]
+        setup = pipe.pieces_of(*self._dumps(self._setup))
+        self._post(worker, [*setup, (pipe.packed((pipe.PLACE, replaces)), fds)])
 
     def _await_ready(self, timeout_s: float, restarts: Restarts) -> None:
         started = time.monotonic()
@@ -324,35 +330,54 @@ class WorkerPool:
         self.replace(number, was_asked=False)
 
     def send(self, number: int, message: tuple[Any, ...], obj: Any = None) -> None:
-        """Send ``message`` to a worker, followed by ``obj`` if one is given.
+        """Send ``message`` to a worker, followed by ``obj`` if one is given. Never waits.
 
-        A worker that is gone gets nothing; `poll` reports its end.
-
-        Raises:
-            PeerTimeoutError: The worker does not read.
+        What a worker does not take at once is sent while `poll` waits; after `SEND_TIMEOUT_S` it
+        reports the worker as `pipe.UNREAD`. A worker that is gone gets nothing; `poll` reports its
+        end.
         """
-        worker = self._workers[number]
-        # before anything is sent: a worker that waits for an object takes the next message for it
-        dumped = None if obj is None else self._dumps(obj)
+        # all of it before anything is sent: a worker that waits for an object takes the next
+        # message for it
+        pieces = [] if obj is None else pipe.pieces_of(*self._dumps(obj))
+        self._post(self._workers[number], [(pipe.packed(message), []), *pieces])
+
+    def _post(self, worker: _Worker, messages: list[tuple[bytes, list[int]]]) -> None:
         with self._sending:
-            try:
-                pipe.send(worker.sock, message)
-                if dumped is not None:
-                    data, fds = dumped
-                    dumped = None
-                    pipe.send_object(worker.sock, data, fds)
-            # Also an OSError, and the only one that nothing else would report. A message that was
-            # not taken was not sent in part either, so the next one is understood.
-            except TimeoutError as error:
-                raise PeerTimeoutError(
-                    f"sampling {self.describe([number])} did not take a message for "
-                    f"{_SEND_TIMEOUT_S:.0f} s"
-                ) from error
-            except OSError:
-                pass
-            finally:
-                if dumped is not None:  # its message was not sent
-                    segments.close_fds(dumped[1])
+            worker.outbox.extend(messages)
+            self._flush(worker)
+
+    def _flush(self, worker: _Worker) -> None:
+        """Send what a worker takes; `_sending` is held."""
+        if worker.flushing:  # within a send, by the collector: that call goes on with it
+            return
+        worker.flushing = True
+        try:
+            while worker.outbox:
+                data, fds = worker.outbox[0]
+                pipe.send_packed(worker.sock, data, fds)
+                worker.outbox.popleft()
+                segments.close_fds(fds)
+                self._note_room(worker, has_room=True)
+        except BlockingIOError:
+            self._note_room(worker, has_room=False)
+        except OSError:  # it is gone
+            self._drop_outbox(worker)
+        finally:
+            worker.flushing = False
+
+    def _note_room(self, worker: _Worker, *, has_room: bool) -> None:
+        """Note whether a worker reads; while it does not, `poll` waits for it to have room."""
+        if has_room == (worker.unread_since is None):
+            return
+        worker.unread_since = None if has_room else time.monotonic()
+        events = selectors.EVENT_READ if has_room else selectors.EVENT_READ | selectors.EVENT_WRITE
+        with contextlib.suppress(KeyError, ValueError):  # its end was read
+            self._selector.modify(worker.sock, events, worker)  # for a thread that waits, too
+
+    def _drop_outbox(self, worker: _Worker) -> None:
+        while worker.outbox:
+            segments.close_fds(worker.outbox.popleft()[1])
+        self._note_room(worker, has_room=True)
 
     def poll(self, timeout_s: float) -> list[WorkerEvent]:
         """Return messages of workers, waiting up to ``timeout_s`` seconds for the first.
@@ -369,9 +394,21 @@ class WorkerPool:
                     self._hear_out(worker)
                     died = (pipe.DIED, worker.pid, worker.exitcode, worker.orphan_of)
                     self._events.append(WorkerEvent(worker.number, died, ()))
+                elif worker.unread_since is not None and self._hangs(worker, worker.unread_since):
+                    self._events.append(WorkerEvent(worker.number, (pipe.UNREAD,), ()))
             events = list(self._events)
             self._events.clear()
             return events
+
+    @staticmethod
+    def _hangs(worker: _Worker, unread_since: float) -> bool:
+        """Return, once in each `SEND_TIMEOUT_S`, whether a worker does not read."""
+        now = time.monotonic()
+        # one that is starting has not begun to read
+        if not worker.ready or worker.told or now - unread_since <= SEND_TIMEOUT_S:
+            return False
+        worker.unread_since = now
+        return True
 
     def wake(self) -> None:
         """End the wait of `poll` in another thread. Never waits."""
@@ -410,10 +447,17 @@ class WorkerPool:
         pipe.end(worker.sock)  # ends the worker too, should it still live
 
     def _read(self, timeout_s: float) -> None:
+        with interruptible() if timeout_s > 0 else contextlib.nullcontext():
+            found = self._selector.select(timeout_s)
         # one message of each worker that has some, so that none keeps the others waiting
-        for key, _ in self._selector.select(timeout_s):
+        for key, mask in found:
             worker: _Worker | None = key.data
             sock = key.fileobj
+            if mask & selectors.EVENT_WRITE and worker is not None:
+                with self._sending:
+                    self._flush(worker)
+            if not mask & selectors.EVENT_READ:
+                continue
             if sock == self._waker:
                 os.eventfd_read(key.fd)
                 continue
@@ -502,7 +546,8 @@ class WorkerPool:
         # worker has to read this: the end of the sockets says the same
         for worker in self._workers:
             with contextlib.suppress(OSError), self._sending:
-                worker.sock.settimeout(0.0 if linger_s <= 0 else _SEND_TIMEOUT_S)
+                worker.sock.settimeout(0.0 if linger_s <= 0 else SEND_TIMEOUT_S)
+                self._flush(worker)
                 pipe.send(worker.sock, (pipe.STOP, linger_s))
         with self._reading:  # a reader waits at most a second before it sees _stopped
             self._drop_events()
@@ -533,6 +578,7 @@ class WorkerPool:
     def _close_worker(self, worker: _Worker) -> None:
         self._unregister(worker.sock)
         with self._sending:
+            self._drop_outbox(worker)
             worker.sock.close()
 
     def _unregister(self, sock: pipe.Socket) -> None:
@@ -591,6 +637,7 @@ class WorkerPool:
         # not exist here to release it
         self._stopped = True
         for worker in self._workers:
+            segments.close_fds([fd for _, fds in worker.outbox for fd in fds])
             worker.sock.close()
         if self._control is not None:
             self._control.close()

@@ -12,7 +12,6 @@ workers in `recovery`.
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -37,6 +36,7 @@ from gigl_loader.runtime.glt_classes import (
     SamplingConfig,
     get_context,
 )
+from gigl_loader.runtime.interrupts import UninterruptedLock
 from gigl_loader.runtime.memory import tensors
 from gigl_loader.runtime.system import usable_cpus
 from gigl_loader.runtime.transport import Security, address_towards
@@ -143,7 +143,7 @@ class DistSamplingProducer:
         """Time of the last look at the dataset's files (`time.monotonic`)."""
         self._restart_thread: RestartThread | None = None
         # one lock for all attributes above: consumers, `RestartThread` and status use them at once
-        self._lock = threading.RLock()
+        self._lock = UninterruptedLock()
         self._tasks = Tasks(
             self.recovery,
             channel,
@@ -231,7 +231,7 @@ class DistSamplingProducer:
             self._tasks.look_ahead = self._ranks.look_ahead
             assignments = self._ranks.assignments()
             for worker in range(self.num_workers):
-                self.recovery.send(worker, *self._ranks.introduction(worker, assignments))
+                self._pool.send(worker, *self._ranks.introduction(worker, assignments))
         self._ranks.leave_rendezvous()
         # without peers, the thread that waits for a batch notices the loss of its worker
         if self._ranks.has_peers and self.source_options.max_restarts:
@@ -334,7 +334,7 @@ class DistSamplingProducer:
             self._check_usable()
             self._check_files()
             self._tasks.raise_if_fatal()
-            self.recovery.start_epoch()
+            self.recovery.restarts.start_epoch()
             chosen = range(self.num_batches) if batches is None else batches
             self._tasks.begin(stream, epoch, chosen, positions)
             self.recovery.note_progress()
@@ -342,9 +342,12 @@ class DistSamplingProducer:
 
     def cancel_epoch(self, stream: int = 0) -> None:
         """Cancel the epoch of a consumer."""
-        with self._lock:
-            if stream in self._tasks.streams and not self._shut_down:
-                self._tasks.cancel(stream)
+        self._tasks.note_cancel(stream)
+        # else the collector has ended an iterator within a call of this thread, which does the rest
+        if not self._lock.is_held_here():
+            with self._lock:
+                if not self._shut_down:
+                    self._tasks.cancel_noted()
 
     def leave_turns(self) -> None:
         """Begin no batch any more, since no thread pumps; other producers get the turns."""
@@ -483,7 +486,7 @@ class DistSamplingProducer:
     def _raise_stalled(self, state: BatchStream[Received], limit: float) -> None:
         assert state.attempt is not None, "an epoch that is waited for was started"
         epoch = state.attempt.epoch
-        busy = self.recovery.busy_workers
+        busy = self.recovery.under_way.busy
         raise PeerTimeoutError(
             f"no sampling worker made progress for {limit:.1f} s; waiting for batch "
             f"{state.awaited} of epoch {epoch} from {self._pool.describe(busy)}; if a batch "
@@ -512,7 +515,7 @@ class DistSamplingProducer:
     def queue_depth(self) -> int:
         """Batches that have arrived and wait to be taken."""
         with self._lock:
-            return sum(stream.waiting for stream in self._tasks.streams.values())
+            return self._tasks.num_waiting
 
     def count_waiting(self) -> int:
         """Return how many batches wait to be taken, including those not read yet.
@@ -526,7 +529,7 @@ class DistSamplingProducer:
     @property
     def num_restarts(self) -> int:
         """Number of workers replaced so far."""
-        return self.recovery.num_restarts
+        return self.recovery.restarts.total
 
     @property
     def pids(self) -> list[int | None]:

@@ -14,7 +14,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from gigl_loader.batch.message import BatchTicket
 from gigl_loader.errors import (
@@ -25,7 +24,7 @@ from gigl_loader.errors import (
     WorkerDiedError,
 )
 from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.sources.workers.pool import WorkerEvent, WorkerPool
+from gigl_loader.sources.workers.pool import WorkerPool
 from gigl_loader.sources.workers.schedule import Restarts, UnderWay, ended_by_itself
 
 logger = logging.getLogger(__name__)
@@ -70,82 +69,6 @@ class Recovery:
         """How many times in a row `end_stopped` has found each worker stopped."""
         self.last_progress = time.monotonic()
         """Time at which a worker last sent something, or a wait for workers began."""
-
-    # -- workers --------------------------------------------------------------------------------
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers there are, lost ones included."""
-        return self.pool.num_workers
-
-    @property
-    def num_restarts(self) -> int:
-        """How many workers were replaced so far."""
-        return self.restarts.total
-
-    def start_epoch(self) -> None:
-        """Count the workers that may still be replaced from ``max_restarts`` again."""
-        self.restarts.start_epoch()
-
-    def pid_of(self, worker: int) -> int | None:
-        """Return a worker's process id; None: it is being started or replaced."""
-        return self.pool.pids[worker]
-
-    def take_listener(self, worker: int) -> int | None:
-        """Return the listening socket of a worker without a successor, for the caller to close."""
-        return self.pool.take_listener(worker)
-
-    def poll(self, timeout_s: float) -> list[WorkerEvent]:
-        """Return messages of workers; wait for the first as `next_step_in` allows."""
-        return self.pool.poll(self.next_step_in(timeout_s))
-
-    def send_to_all(self, message: tuple[Any, ...], obj: Any = None) -> None:
-        """Send to all workers at work, as `send` does."""
-        for worker in sorted(self.at_work):
-            self.send(worker, message, obj)
-
-    # -- their batches --------------------------------------------------------------------------
-
-    @property
-    def busy_workers(self) -> list[int]:
-        """Workers that have batches, ascending."""
-        return [worker for worker, load in enumerate(self.under_way.loads) if load]
-
-    @property
-    def num_under_way(self) -> int:
-        """How many batches workers have."""
-        return sum(self.under_way.loads)
-
-    @property
-    def has_lost_batches(self) -> bool:
-        """Whether batches of lost workers have to be sampled again, before any new one."""
-        return self.under_way.has_lost
-
-    def next_lost_batch(
-        self, worker: int, is_wanted: Callable[[BatchTicket], bool]
-    ) -> BatchTicket | None:
-        """Return the earliest batch of lost workers, if ``worker`` may have it."""
-        return self.under_way.next_lost(is_wanted, idle=not self.under_way.loads[worker])
-
-    def note_given(self, worker: int, ticket: BatchTicket) -> None:
-        """Note that ``worker`` is sent a batch to sample."""
-        if not any(self.under_way.loads):  # until now no worker could make progress
-            self.note_progress()
-        self.under_way.give(worker, ticket)
-
-    def note_done(self, worker: int, ticket: BatchTicket) -> None:
-        """Note that ``worker`` has sent the result of a batch.
-
-        Raises:
-            ProtocolError: The worker does not have that batch.
-        """
-        self.under_way.done(worker, ticket)
-
-    def free_worker(self) -> int | None:
-        """Return the worker for the next batch; None: no worker can take one."""
-        loads = self.under_way.loads
-        able = [worker for worker in self.at_work if self.under_way.may_have(worker)]
-        return min(able, key=lambda worker: (loads[worker], worker), default=None)
 
     # -- losses ---------------------------------------------------------------------------------
 
@@ -195,7 +118,7 @@ class Recovery:
         if hung is not None:
             by_itself = worker not in self._innocent
         self._innocent.discard(worker)
-        num_had = self.under_way.loads[worker]
+        num_had = len(self.under_way.tickets[worker])
         suspects = self.under_way.lose(worker, suspects_any=orphan_of is None, by_itself=by_itself)
         error = changed_file(WorkerDiedError(worker, pid, exitcode), self._check_files)
         if error is not None:  # its successor would end by it, too
@@ -237,9 +160,9 @@ class Recovery:
 
     def kill_stalled(self) -> bool:
         """End the workers that have batches but made no progress; see `kill`."""
-        loads = self.under_way.loads
         # also one that is starting and does not get ready; not one whose turn has yet to come
-        stalled = [w for w in range(self.pool.num_workers) if loads[w] or w not in self.at_work]
+        busy = {*self.under_way.busy}
+        stalled = [w for w in range(self.pool.num_workers) if w in busy or w not in self.at_work]
         return self.kill([worker for worker in stalled if worker not in self._due])
 
     def end_stopped(self, most: int) -> None:
@@ -252,18 +175,6 @@ class Recovery:
         self._stopped = {worker: self._stopped.get(worker, 0) + 1 for worker in stopped}
         late = [worker for worker, times in self._stopped.items() if times >= most]
         self.kill([worker for worker in late if worker not in self.hung])
-
-    def send(self, worker: int, message: tuple[Any, ...], obj: Any = None) -> None:
-        """Send to a worker; end it if it does not read and can be replaced.
-
-        Raises:
-            PeerTimeoutError: The worker does not read and cannot be replaced.
-        """
-        try:
-            self.pool.send(worker, message, obj)
-        except PeerTimeoutError:
-            if not self.kill([worker]):
-                raise
 
     def kill(self, workers: list[int]) -> bool:
         """End workers that hang, so that they are replaced.

@@ -18,7 +18,8 @@ No processes, no memory, no clock.
 import signal
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from gigl_loader.batch.message import Attempt, BatchTicket
@@ -28,8 +29,15 @@ from gigl_loader.runtime.transport.failures import fresh_copy
 T = TypeVar("T")
 
 
+@dataclass
+class Waiting:
+    """How many batches of a group of consumers have arrived and are not taken."""
+
+    count: int = 0
+
+
 class BatchStream(Generic[T]):
-    """One consumer's epoch.
+    """One consumer's epoch. Each started batch is in one place: under way, arrived, taken or again.
 
     ::
 
@@ -54,6 +62,8 @@ class BatchStream(Generic[T]):
         self._again: deque[int] = deque()
         """Batches put back: they are started again, before the others."""
         self._arrived: dict[int, T] = {}
+        self.all_waiting = Waiting()
+        """Counts `_arrived`, with those of other consumers of the same workers."""
         self._taken = array("q")
         self.on_room: Callable[[int], None] | None = None
         """Called with the stream's number when one of its batches may be started."""
@@ -89,6 +99,7 @@ class BatchStream(Generic[T]):
     def _drop(self, batches: Sequence[int]) -> None:
         self._batches, self._started, self._taken = batches, 0, array("q")
         self._again.clear()
+        self.all_waiting.count -= len(self._arrived)
         self._arrived.clear()
 
     @property
@@ -176,6 +187,7 @@ class BatchStream(Generic[T]):
         if not self.wants(ticket):
             return False
         self._arrived[ticket.turn] = item
+        self.all_waiting.count += 1
         return True
 
     def take(self) -> T | None:
@@ -190,6 +202,7 @@ class BatchStream(Generic[T]):
         turn = self.taken if self.in_order else next(iter(self._arrived), -1)
         item = self._arrived.pop(turn, None)
         if item is not None:
+            self.all_waiting.count -= 1
             self._taken.append(turn)
             self._tell_room()
         return item
@@ -210,6 +223,8 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self.streams: dict[int, BatchStream[T]] = {}
+        self.waiting = Waiting()
+        """Batches of all consumers."""
         # Only streams with room: of thousands of consumers, few want a batch at a time. A stream
         # reports when it gets room; one that loses it by being cancelled is skipped at its turn.
         self._turns: deque[int] = deque()
@@ -218,6 +233,7 @@ class FairQueue(Generic[T]):
     def add(self, stream: BatchStream[T]) -> None:
         """Add a consumer."""
         self.streams[stream.number] = stream
+        stream.all_waiting = self.waiting
         stream.on_room = self._give_turn
         if stream.has_room:
             self._give_turn(stream.number)
@@ -240,12 +256,13 @@ class FairQueue(Generic[T]):
     def next_ticket(self) -> BatchTicket | None:
         """Return the next batch to start, over all consumers, or None."""
         while self._turns:
-            number = self._turns.popleft()
+            number = self._turns[0]
             stream = self.streams[number]
             ticket = stream.next_ticket()
             if stream.has_room:  # goes to the end, so that each stream gets one batch in a round
-                self._turns.append(number)
+                self._turns.rotate(-1)
             else:
+                self._turns.popleft()
                 self._in_turns.remove(number)
             if ticket is not None:
                 return ticket
@@ -300,6 +317,8 @@ class UnderWay:
         self._concurrency = concurrency
         self.tickets: list[list[BatchTicket]] = [[] for _ in range(num_workers)]
         """Each worker's batches, in the order in which it got them."""
+        self.count = 0
+        """How many batches workers have."""
         self._lost: list[BatchTicket] = []
         self._alone: set[int] = set()
         self.suspected: set[tuple[int, int]] = set()
@@ -314,9 +333,20 @@ class UnderWay:
         """Number of batches of each worker."""
         return [len(tickets) for tickets in self.tickets]
 
+    @property
+    def busy(self) -> list[int]:
+        """Workers that have batches, ascending."""
+        return [worker for worker, tickets in enumerate(self.tickets) if tickets]
+
+    def free_worker(self, at_work: Iterable[int]) -> int | None:
+        """Return the one of ``at_work`` with the fewest batches; None: none can take one."""
+        able = (worker for worker in at_work if worker not in self._alone)
+        return min(able, key=lambda worker: (len(self.tickets[worker]), worker), default=None)
+
     def give(self, worker: int, ticket: BatchTicket) -> None:
         """Note that ``worker`` was sent a batch to sample."""
         self.tickets[worker].append(ticket)
+        self.count += 1
         if ticket.content in self.suspected:
             self._alone.add(worker)
 
@@ -330,12 +360,9 @@ class UnderWay:
         if ticket not in self.tickets[worker]:
             raise ProtocolError(f"worker {worker} answered for {ticket}, which it was not given")
         self.tickets[worker].remove(ticket)
+        self.count -= 1
         self._alone.discard(worker)
         self._acquit(ticket)
-
-    def may_have(self, worker: int) -> bool:
-        """Return whether ``worker`` may be given another batch."""
-        return worker not in self._alone
 
     def lose(
         self, worker: int, *, suspects_any: bool = True, by_itself: bool = True
@@ -348,6 +375,7 @@ class UnderWay:
             by_itself: Whether the worker ended itself or hung, which counts against a batch.
         """
         had, self.tickets[worker] = self.tickets[worker], []
+        self.count -= len(had)
         self._alone.discard(worker)
         if not suspects_any:
             self._lost = sorted([*self._lost, *had], key=lambda ticket: ticket.position)

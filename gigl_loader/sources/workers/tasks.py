@@ -9,15 +9,16 @@
 """
 
 import logging
-import threading
 import traceback
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from gigl_loader.batch.leases import MessageMemory
 from gigl_loader.batch.message import AT_ONCE_STREAM, Attempt, BatchTicket, Received
 from gigl_loader.batch.slots import Written
-from gigl_loader.errors import GiglLoaderError, SamplingError, explained_limits
+from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, SamplingError, explained_limits
+from gigl_loader.runtime.interrupts import UninterruptedLock
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.ranks.collectives import suspect_ranks
 from gigl_loader.runtime.transport.failures import fresh_copy
@@ -25,8 +26,8 @@ from gigl_loader.sampler.row_cache.look_ahead import LookAhead
 from gigl_loader.sources.sampled_input import SeedOrders
 from gigl_loader.sources.workers import pipe
 from gigl_loader.sources.workers.agreement import Agreement
-from gigl_loader.sources.workers.job_turns import JobTurns, Place
-from gigl_loader.sources.workers.pool import WorkerEvent
+from gigl_loader.sources.workers.job_turns import Place
+from gigl_loader.sources.workers.pool import SEND_TIMEOUT_S, WorkerEvent
 from gigl_loader.sources.workers.recovery import Recovery
 from gigl_loader.sources.workers.schedule import BatchStream, FairQueue
 
@@ -60,14 +61,15 @@ class Tasks:
         orders: SeedOrders,
         concurrency: int,
         ranks: Agreement,
-        lock: threading.RLock,
+        lock: UninterruptedLock,
         place: Place | None = None,
     ) -> None:
         self._recovery, self._channel = recovery, channel
+        self._pool, self._under_way = recovery.pool, recovery.under_way
         self._ranks, self._lock = ranks, lock
         self._warned_small_channel = False
         self._orders, self._concurrency = orders, concurrency
-        self._place = place or JobTurns(1).place(None, lambda: None)
+        self._place = place
         self._queue: FairQueue[Received] = FairQueue()
         self.streams = self._queue.streams
         """Consumers by number."""
@@ -75,9 +77,11 @@ class Tasks:
         """Decides how far to draw ahead of the rows if there is a cache."""
         # One thread at a time reads and files, so that a worker's messages are filed before its
         # death. Taken before `lock`, never while holding it.
-        self._pumping = threading.RLock()
+        self._pumping = UninterruptedLock()
         self._unfiled: list[WorkerEvent] = []
         """Messages that `count_batches` has read, for the next `pump`."""
+        self._cancelled: deque[tuple[int, Attempt]] = deque()
+        """Epochs that were cancelled, perhaps by the collector within one of the calls below."""
         self._fatal: GiglLoaderError | None = None
         """Error after which nothing can be sampled any more."""
 
@@ -99,27 +103,39 @@ class Tasks:
         positions: Sequence[int] | None = None,
     ) -> None:
         """Begin an epoch of a consumer, and tell the workers; `dispatch` gives its batches out."""
+        self.cancel_noted()
         state = self.streams[number]
         attempt = state.start(attempt, batches, positions)
         if self.look_ahead is not None and number != AT_ONCE_STREAM:
             self.look_ahead.begin(attempt.serial, len(batches))
         # Before any task of the epoch, which a worker would otherwise take for stale; a socket
         # keeps the order. Workers that are being replaced learn of it in `catch_up`.
-        self._recovery.send_to_all(*self._announcement(state))
+        self._send_to_all(*self._announcement(state))
 
-    def cancel(self, number: int) -> None:
-        """Cancel a consumer's epoch if one is under way: workers drop its batches."""
-        state = self.streams[number]
-        was_over = state.finished
-        state.cancel()
-        if not was_over:
-            self._recovery.send_to_all((pipe.ATTEMPT, number, None, False))
+    def note_cancel(self, number: int) -> None:
+        """Note that a consumer's epoch is cancelled; changes nothing else, at any time."""
+        state = self.streams.get(number)
+        if state is not None and state.attempt is not None:
+            self._cancelled.append((number, state.attempt))
+
+    def cancel_noted(self) -> None:
+        """Cancel the epochs that were noted: workers drop their batches."""
+        while self._cancelled:
+            number, attempt = self._cancelled.popleft()
+            state = self.streams.get(number)
+            if state is not None and state.attempt == attempt and not state.finished:
+                state.cancel()
+                self._send_to_all((pipe.ATTEMPT, number, None, False))
+
+    def _send_to_all(self, message: tuple[Any, ...], obj: Any = None) -> None:
+        for worker in sorted(self._recovery.at_work):
+            self._pool.send(worker, message, obj)
 
     def catch_up(self, worker: int) -> None:
         """Tell a replacement worker which epochs are under way."""
         for state in self.streams.values():
             if not state.finished:
-                self._recovery.send(worker, *self._announcement(state))
+                self._pool.send(worker, *self._announcement(state))
 
     def _announcement(self, state: BatchStream[Received]) -> tuple[tuple[Any, ...], Any]:
         """Return the message that tells a worker of a consumer's epoch, and the order of seeds."""
@@ -129,38 +145,52 @@ class Tasks:
 
     def dispatch(self) -> None:
         """Give out all batches that may be started now."""
-        self._look_ahead_from_here()
+        self.cancel_noted()
+        if self.look_ahead is not None:
+            self._look_ahead_from_here(self.look_ahead)
         # first, as this may let another producer begin, which then comes before this one
-        self._place.note(self._recovery.num_under_way)
-        self._give_out()
-        self._place.note(self._recovery.num_under_way)
-        self._return_slots_to_workers_done_drawing()
-
-    def _give_out(self) -> None:
+        self._note_at_place()
         while (worker := self._worker_for_next()) is not None:
-            if not self._place.may_begin():
-                return
+            if self._place is not None and not self._place.may_begin():
+                break
             ticket = self._ticket_for(worker)
             if ticket is None:
-                return
-            # noted before it is sent: if the worker turns out to be gone, another gets the batch
-            self._recovery.note_given(worker, ticket)
-            self._place.note(self._recovery.num_under_way)
-            free, retired = self._channel.returned(worker, self._concurrency)
-            self._recovery.send(worker, (pipe.TASK, ticket, free, retired))
-        self._place.withdraw()
+                if self._place is not None:
+                    self._place.withdraw()
+                break
+            self._give(worker, ticket)
+        else:
+            if self._place is not None:
+                self._place.withdraw()
+        self._note_at_place()
+        if self.look_ahead is not None:
+            self._return_slots_to_workers_done_drawing()
+
+    def _give(self, worker: int, ticket: BatchTicket) -> None:
+        if not self._under_way.count:  # until now no worker could make progress
+            self._recovery.note_progress()
+        # noted before it is sent: if the worker turns out to be gone, another gets the batch
+        self._under_way.give(worker, ticket)
+        self._note_at_place()
+        free, retired = self._channel.returned(worker, self._concurrency)
+        self._pool.send(worker, (pipe.TASK, ticket, free, retired))
+
+    def _note_at_place(self) -> None:
+        if self._place is not None:
+            self._place.note(self._under_way.count)
 
     def _worker_for_next(self) -> int | None:
         """Return the worker for the next batch; None: there is no worker, or no batch."""
         # called after each message and each batch that is taken, mostly in vain, and the search for
         # a free worker looks at all of them
-        if not (self._recovery.has_lost_batches or self._queue.has_turns):
+        if not (self._under_way.has_lost or self._queue.has_turns):
             return None
-        return self._recovery.free_worker()
+        return self._under_way.free_worker(self._recovery.at_work)
 
     def leave_turns(self) -> None:
         """Begin no batch any more, as nobody files those that come."""
-        self._place.close()
+        if self._place is not None:
+            self._place.close()
 
     def _return_slots_to_workers_done_drawing(self) -> None:
         """Return unused slots to workers that have drawn all of an epoch.
@@ -168,8 +198,6 @@ class Tasks:
         Otherwise slots travel with tasks. If hundreds of batches were drawn ahead, no task is left
         long before the last batch is filled, and each batch would get a new slot.
         """
-        if self.look_ahead is None:
-            return
         state = self.streams[pipe.STREAM_AHEAD]
         # tasks will come, now or once a batch under way is taken, and will carry slots
         if state.has_room or state.in_flight >= state.limit:
@@ -177,17 +205,15 @@ class Tasks:
         for worker in sorted(self._recovery.at_work):
             free, retired = self._channel.returned(worker, self._concurrency)
             if free or retired:
-                self._recovery.send(worker, (pipe.SLOTS, free, retired))
+                self._pool.send(worker, (pipe.SLOTS, free, retired))
 
-    def _look_ahead_from_here(self) -> None:
-        """Set how many batches may be drawn, and tell workers which may get their rows."""
-        if self.look_ahead is None:
-            return
+    def _look_ahead_from_here(self, look_ahead: LookAhead) -> None:
+        """Set how many batches may be drawn."""
         state, largest = self.streams[pipe.STREAM_AHEAD], self._largest()
         # batches of unknown size may have any size: one for each worker
-        room = self._channel.size // largest if largest else self._recovery.num_workers
+        room = self._channel.size // largest if largest else self._pool.num_workers
         room = max(1, min(self._channel.capacity, room))
-        state.limit = self.look_ahead.limit(state.taken, room)
+        state.limit = look_ahead.limit(state.taken, room)
 
     def _ticket_for(self, worker: int) -> BatchTicket | None:
         """Return the next task for ``worker``; tasks of a lost worker come first.
@@ -195,9 +221,10 @@ class Tasks:
         While a lost task is left, no new one is started: the consumer may be waiting for the lost
         one, whose room in the channel was taken when it was first given out.
         """
-        if self._recovery.has_lost_batches:
-            lost = self._recovery.next_lost_batch(worker, self.is_wanted)
-            if lost is not None or self._recovery.has_lost_batches:
+        if self._under_way.has_lost:
+            idle = not self._under_way.tickets[worker]
+            lost = self._under_way.next_lost(self.is_wanted, idle=idle)
+            if lost is not None or self._under_way.has_lost:
                 return lost
         at_once = self.streams.get(AT_ONCE_STREAM)
         # a thread waits for a batch at once alone, so it goes out even if the channel is full
@@ -205,6 +232,11 @@ class Tasks:
         if found is None and self._has_room():
             found = self._queue.next_ticket()
         return found
+
+    @property
+    def num_waiting(self) -> int:
+        """Batches of all consumers that have arrived and are not taken."""
+        return self._queue.waiting.count
 
     def is_wanted(self, ticket: BatchTicket) -> bool:
         """Return whether the epoch of a batch is still current."""
@@ -232,10 +264,9 @@ class Tasks:
         if 0 < largest * _MANY_MESSAGES <= self._channel.size:
             return True  # without looking at each stream: a server has one per compute process
         # batches that wait to be taken and those at workers; consumers' own batches do not count
-        under_way = sum(stream.waiting for stream in self.streams.values())
-        under_way += self._recovery.num_under_way
+        under_way = self.num_waiting + self._under_way.count
         if largest == 0:  # no size is known yet: one batch per worker
-            return under_way < self._recovery.num_workers
+            return under_way < self._pool.num_workers
         # an only message may be larger than the whole channel
         return under_way == 0 or (under_way + 1) * largest <= self._channel.size
 
@@ -250,7 +281,7 @@ class Tasks:
             # the wait, outside `lock`
             if not events:
                 with explained_limits("taking a batch of a sampling worker"):
-                    events = self._recovery.poll(timeout_s)
+                    events = self._pool.poll(self._recovery.next_step_in(timeout_s))
             with self._lock:
                 for event in events:  # all, so that the failure of one costs no other its batch
                     self._file_or_fail(event)
@@ -274,12 +305,12 @@ class Tasks:
     def count_batches(self) -> int:
         """Return how many batches workers have sent that are not filed; see `count_waiting`."""
         with self._pumping:
-            self._unfiled += self._recovery.poll(0.0)
+            self._unfiled += self._pool.poll(0.0)
         return sum(event.message[0] == pipe.BATCH for event in self._unfiled)
 
     def close(self) -> None:
         """Drop messages that were not filed, with their descriptors."""
-        self._place.close()
+        self.leave_turns()
         unfiled, self._unfiled = self._unfiled, []
         for event in unfiled:
             segments.close_fds(list(event.fds))
@@ -309,22 +340,15 @@ class Tasks:
 
     def _file(self, event: WorkerEvent) -> None:
         kind, *rest = event.message
-        # its batches were taken back: another worker samples them, and this result is not read. Its
-        # slots are gone with it
-        if kind in _OF_TASKS and event.worker not in self._recovery.at_work:
-            segments.close_fds(list(event.fds))
+        if kind == pipe.UNREAD:
+            self._end_one_that_does_not_read(event.worker)
+            return
+        if kind in _OF_TASKS:
+            self._file_of_task(event)
             return
         self._recovery.note_progress()
-        if kind == pipe.BATCH:
-            self._file_batch(event, *rest)
-        elif kind == pipe.UNHEARD:
+        if kind == pipe.UNHEARD:
             suspect_ranks(*rest)
-        elif kind == pipe.ERROR:
-            self._file_error(event.worker, *rest)
-        elif kind == pipe.DRAWN:
-            self._count_drawn(*rest)
-        elif kind == pipe.STALE:
-            self._recovery.note_done(event.worker, rest[0])
         elif kind == pipe.DIED:
             self._lose(event.worker, *rest)
         elif kind == pipe.READY:
@@ -332,6 +356,30 @@ class Tasks:
         elif kind == pipe.FAILED:
             error = SamplingError(f"start of sampling worker {event.worker}", *rest)
             self._give_up(event.worker, error)
+
+    def _file_of_task(self, event: WorkerEvent) -> None:
+        # its batches were taken back: another worker samples them, and this result is not read. Its
+        # slots are gone with it
+        if event.worker not in self._recovery.at_work:
+            segments.close_fds(list(event.fds))
+            return
+        self._recovery.note_progress()
+        kind, *rest = event.message
+        if kind == pipe.BATCH:
+            self._file_batch(event, *rest)
+        elif kind == pipe.ERROR:
+            self._file_error(event.worker, *rest)
+        elif kind == pipe.DRAWN:
+            self._count_drawn(*rest)
+        elif kind == pipe.STALE:
+            self._under_way.done(event.worker, rest[0])
+
+    def _end_one_that_does_not_read(self, worker: int) -> None:
+        if not self._recovery.kill([worker]):
+            raise PeerTimeoutError(
+                f"sampling {self._pool.describe([worker])} did not take a message for "
+                f"{SEND_TIMEOUT_S:.0f} s"
+            )
 
     def _file_batch(
         self,
@@ -344,7 +392,7 @@ class Tasks:
         stats: dict[str, Any],
     ) -> None:
         # first of all, whether the batch is still wanted or not: the worker is done with it
-        self._recovery.note_done(event.worker, ticket)
+        self._under_way.done(event.worker, ticket)
         fd = event.fds[0] if event.fds else None
         # an unwanted batch is opened too, so that its slot is returned when the message is dropped
         try:
@@ -353,15 +401,15 @@ class Tasks:
             segments.close_fds(list(event.fds))
         stream = self.streams.get(ticket.stream)
         if stream is not None:
-            restarts = self._recovery.num_restarts
+            restarts = self._recovery.restarts.total
             stats.update(worker=event.worker, nbytes=nbytes, restarts=restarts)
             stream.arrived(ticket, Received(ticket, message, stats))
 
     def _file_error(self, worker: int, ticket: BatchTicket, cause: str, text: str) -> None:
-        self._recovery.note_done(worker, ticket)
+        self._under_way.done(worker, ticket)
         if not self.is_wanted(ticket):
             return  # its epoch was cancelled: no consumer waits for it
-        pid = self._recovery.pid_of(worker)
+        pid = self._pool.pids[worker]
         where = f"sampling worker {worker} (pid {pid}), epoch {ticket.epoch}, batch {ticket.batch},"
         self.streams[ticket.stream].fail(SamplingError(where, cause, text))
 
@@ -383,7 +431,7 @@ class Tasks:
     def _give_up(self, worker: int, error: GiglLoaderError) -> None:
         """End all epochs, and tell other ranks' workers that this worker has no successor."""
         self._fatal = error
-        listener = self._recovery.take_listener(worker)
+        listener = self._pool.take_listener(worker)
         if listener is not None:
             self._ranks.refuse(worker, listener, error)
 
@@ -392,5 +440,5 @@ class Tasks:
         # both before it gets batches: the epochs, or its tasks would be stale, and its peers
         self.catch_up(worker)
         assignments = self._ranks.assignments()
-        self._recovery.send(worker, *self._ranks.introduction(worker, assignments))
+        self._pool.send(worker, *self._ranks.introduction(worker, assignments))
         self._recovery.is_ready(worker)

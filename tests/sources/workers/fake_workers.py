@@ -224,6 +224,7 @@ def make_producer(
     pool = FakePool(workers, concurrency, pool_seed)
     recovery: Any = producer.recovery
     producer._pool = recovery.pool = pool  # type: ignore[assignment]  # a stand-in
+    producer._tasks._pool = recovery.pool
     pool.under_way = recovery.under_way
     producer.join()
     producer.start()

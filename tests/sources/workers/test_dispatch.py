@@ -1,12 +1,12 @@
 """Which worker is given which batch, and what it is told before and with it."""
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gigl_loader.batch.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, Attempt
+from gigl_loader.runtime.interrupts import UninterruptedLock
 from gigl_loader.sources.workers import pipe
 from gigl_loader.sources.workers.recovery import Recovery
 from gigl_loader.sources.workers.schedule import BatchStream
@@ -79,7 +79,7 @@ def _make(
         of=lambda stream, epoch, seed: ("order", stream, epoch) if epoch else None
     )
     recovery = Recovery(pool, concurrency, 3, lambda task: [], lambda: None)  # type: ignore[arg-type]  # a stand-in
-    parts: Any = (recovery, channel, orders, concurrency, None, threading.RLock())
+    parts: Any = (recovery, channel, orders, concurrency, None, UninterruptedLock())
     found = _Tasks(*parts)
     found.recovery = recovery
     for number in range(streams):
@@ -167,11 +167,13 @@ def test_workers_are_told_of_an_epoch_that_is_broken_off_once() -> None:
     found.begin(0, 3, range(2))
     found.dispatch()
     (_, (ticket, *_)), *_ = pool.take(pipe.TASK)
-    found.cancel(0)
+    found.note_cancel(0)
+    found.cancel_noted()
     assert pool.sent == [(w, (pipe.ATTEMPT, 0, None, False), None) for w in (0, 1)]
     assert not found.is_wanted(ticket)
     pool.sent.clear()
-    found.cancel(0)
+    found.note_cancel(0)
+    found.cancel_noted()
     assert pool.sent == []
 
 

@@ -160,7 +160,8 @@ def test_what_is_left_of_a_broken_off_epoch_is_dropped_and_its_slot_comes_back(
     producer: _Producer,
 ) -> None:
     done, failed, stale = producer.tickets(0)[:3]
-    producer.tasks.cancel(0)
+    producer.tasks.note_cancel(0)
+    producer.tasks.cancel_noted()
     producer.pool.polls.append(
         [
             producer.batch(0, done),

@@ -13,12 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gigl_loader.errors import UsageError, WorkerDiedError
 from gigl_loader.runtime.memory import tensors
 from gigl_loader.sources.workers import pipe
 from gigl_loader.sources.workers import pool as pool_module
 from gigl_loader.sources.workers.pool import WorkerEvent, WorkerPool, process_state
+from gigl_loader.testing import open_files
 
 SETUP: Any = SimpleNamespace(main_path=None, users_code=False, kernels=())
 
@@ -310,3 +312,68 @@ def test_what_is_killed_while_the_pool_starts_is_started_again(caplog) -> None:
     deaths[0] = [1]  # it would do so again
     with pytest.raises(WorkerDiedError, match=r"worker 0 .pid 99. died: exit code 1"):
         _started(one_is_killed, max_restarts=9)
+
+
+def _read_all(sock: pipe.Socket) -> list[Any]:
+    """Return the messages that a worker gets, with the object after each `pipe.ATTEMPT`."""
+    found = list[Any]()
+    while pipe.is_readable(sock):
+        got = pipe.receive(sock)
+        assert got is not None
+        found.append(got[0])
+        if got[0][0] == pipe.ATTEMPT:
+            found.append(pipe.receive_object(sock).tolist())
+    return found
+
+
+def test_one_that_does_not_read_keeps_nobody_waiting_and_gets_all_in_order() -> None:
+    """Each send waited 30 s for it, and other consumers for the lock that was held meanwhile."""
+    with _of_quiet() as (pool, quiet):
+        asked = [(pipe.TASK, number, bytes(40_000)) for number in range(20)]
+        for message in asked:
+            pool.send(0, message)
+        pool.send(0, (pipe.ATTEMPT, 0), torch.arange(30_000))
+        pool.send(1, (pipe.TASK, "of the other"))
+        assert pipe.receive(quiet.workers[1]) == ((pipe.TASK, "of the other"), [])
+        before = open_files()
+        found = list[Any]()
+        while len(found) < len(asked) + 2:
+            found += _read_all(quiet.workers[0])
+            assert not pool.poll(0.01)
+        assert found == [*asked, (pipe.ATTEMPT, 0), [*range(30_000)]]
+        assert len(open_files()) <= len(before), "descriptors of the object are closed"
+
+
+def test_one_that_does_not_read_for_long_is_reported_once_in_that_time(clock_of) -> None:
+    clock = clock_of(pool_module)
+    with _of_quiet() as (pool, quiet):
+        for number in range(20):
+            pool.send(0, (pipe.TASK, number, bytes(40_000)))
+        assert not pool.poll(0.0)
+        clock.now += pool_module.SEND_TIMEOUT_S + 1
+        assert pool.poll(0.0) == [WorkerEvent(0, (pipe.UNREAD,), ())]
+        assert not pool.poll(0.0)
+        found = list[Any]()
+        while len(found) < 20:
+            found += _read_all(quiet.workers[0])
+            pool.poll(0.0)
+        clock.now += pool_module.SEND_TIMEOUT_S + 1
+        assert not pool.poll(0.0), "it reads again"
+
+
+def test_a_send_within_a_send_comes_after_it(monkeypatch) -> None:
+    """As by the collector, which ends an iterator, whose epoch workers are told of."""
+    with _of_quiet() as (pool, quiet):
+        send_packed = pipe.send_packed
+
+        def sending(sock: pipe.Socket, data: bytes, fds: Sequence[int] = ()) -> None:
+            monkeypatch.setattr(pipe, "send_packed", send_packed)
+            pool.send(0, (pipe.ATTEMPT, 1, None, False))
+            send_packed(sock, data, fds)
+
+        monkeypatch.setattr(pipe, "send_packed", sending)
+        pool.send(0, (pipe.TASK, "first"))
+        assert [pipe.receive(quiet.workers[0]) for _ in range(2)] == [
+            ((pipe.TASK, "first"), []),
+            ((pipe.ATTEMPT, 1, None, False), []),
+        ]

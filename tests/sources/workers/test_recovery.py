@@ -68,14 +68,14 @@ def _task(batch: int) -> BatchTicket:
 
 def test_the_worker_with_the_least_to_do_is_free(clock) -> None:
     found = _recovery(_Pool())
-    assert found.free_worker() == 0
+    assert found.under_way.free_worker(found.at_work) == 0
     for batch, worker in enumerate((0, 2, 0)):
         found.under_way.give(worker, _task(batch))
-    assert found.free_worker() == 1
+    assert found.under_way.free_worker(found.at_work) == 1
     found.at_work.discard(1)
-    assert found.free_worker() == 2
+    assert found.under_way.free_worker(found.at_work) == 2
     found.at_work.clear()
-    assert found.free_worker() is None
+    assert found.under_way.free_worker(found.at_work) is None
 
 
 def test_a_lost_worker_is_replaced_after_a_pause(clock, caplog) -> None:
@@ -280,19 +280,6 @@ def test_one_is_stopped_when_so_many_looks_in_a_row_say_so(clock) -> None:
     assert pool.killed == [2], "once; and worker 0 is counted anew"
     found.end_stopped(3)
     assert pool.killed == [2, 0]
-
-
-def test_one_that_does_not_read_is_ended_or_it_is_an_error(clock) -> None:
-    pool = _Pool()
-    found = _recovery(pool, max_restarts=1)
-    pool.does_not_read = {0, 1}
-    found.send(0, ("stop",))
-    assert pool.killed == [0]
-    found.died(0, 70, -9)
-    with pytest.raises(PeerTimeoutError, match="worker 1 did not take it"):
-        found.send(1, ("stop",))
-    found.send(2, ("stop",))
-    assert pool.sent == [(2, ("stop",))]
 
 
 def test_a_thread_goes_on_after_an_error_and_ends_when_told() -> None:

@@ -48,10 +48,10 @@ def test_only_batches_that_were_begun_are_suspected() -> None:
     while under_way.has_lost:
         task = _next_lost(under_way)
         under_way.give(1, task)
-        found.append((task.batch, under_way.may_have(1)))
+        found.append((task.batch, (under_way.free_worker([1]) is not None)))
         under_way.done(1, task)
     assert found == [(1, False), (2, True), (3, True), (4, False)], "suspected ones are alone"
-    assert under_way.may_have(1)
+    assert under_way.free_worker([1]) is not None
 
 
 def test_a_suspected_batch_waits_for_an_idle_worker_and_what_is_after_it_waits_too() -> None:
@@ -100,7 +100,7 @@ def test_workers_that_were_ended_from_outside_count_against_no_batch() -> None:
         assert under_way.killed_twice(suspects) is None
         assert under_way.losses(suspects) == lost
         under_way.give(0, _next_lost(under_way))
-        assert not under_way.may_have(0)
+        assert under_way.free_worker([0]) is None
     under_way.done(0, _task(7))
     under_way.give(0, _task(7))
     assert under_way.losses(under_way.lose(0, by_itself=False)) == 1, "it was sampled since"
@@ -114,7 +114,7 @@ def test_the_end_of_a_supervisor_makes_no_batch_suspected() -> None:
     again = [under_way.next_lost(_always, idle=False) for _ in range(3)]
     assert again == [_task(2), _task(4), _task(5)], "at once, on workers that have others"
     under_way.give(0, _task(2))
-    assert under_way.may_have(0)
+    assert under_way.free_worker([0]) is not None
 
 
 def test_all_workers_of_a_supervisor_are_one_loss() -> None:
@@ -137,7 +137,7 @@ def test_a_batch_that_was_sampled_is_suspected_no_more() -> None:
         assert under_way.killed_twice(suspects) is None
         under_way.give(1, _next_lost(under_way))
         under_way.done(1, _task(7))
-        assert under_way.may_have(1)
+        assert under_way.free_worker([1]) is not None
 
 
 def test_what_was_lost_of_an_epoch_that_was_broken_off_is_dropped() -> None:
@@ -150,7 +150,9 @@ def test_what_was_lost_of_an_epoch_that_was_broken_off_is_dropped() -> None:
     assert found == _task(4, serial=2)
     assert not under_way.has_lost
     under_way.give(0, _task(3, serial=3))
-    assert under_way.may_have(0), "the next epoch's batch of that number is not suspected"
+    assert under_way.free_worker([0]) is not None, (
+        "the next epoch's batch of that number is not suspected"
+    )
 
 
 @given(
@@ -166,7 +168,7 @@ def test_no_batch_is_lost_or_given_twice(steps: list[tuple[int, str]], concurren
     lost: list[Any] = []
     next_batch = 0
     for worker, step in steps:
-        if step == "give" and under_way.may_have(worker):
+        if step == "give" and (under_way.free_worker([worker]) is not None):
             under_way.give(worker, _task(next_batch))
             has[worker].append(next_batch)
             next_batch += 1
@@ -176,7 +178,7 @@ def test_no_batch_is_lost_or_given_twice(steps: list[tuple[int, str]], concurren
             suspects = under_way.lose(worker)
             assert [task.batch for task in suspects] == has[worker][:concurrency]
             lost, has[worker] = sorted(lost + has[worker]), []
-        elif step == "again" and under_way.may_have(worker):
+        elif step == "again" and (under_way.free_worker([worker]) is not None):
             task = under_way.next_lost(_always, idle=not has[worker])
             if task is not None:
                 assert task.batch == lost.pop(0), "the earliest first"
