@@ -277,6 +277,9 @@ class DistABLPLoader(BaseDistLoader):
 
         start_loader(self, dataset, options, local=local, store=store)
 
+    def _own_options(self) -> dict[str, Any]:
+        return {"use_label_edge_index_output": self._use_label_edge_index_output}
+
     def _make_batch(self, msg: SampleMessage) -> Batch:
         batch = super()._make_batch(msg)
         as_edge_index = self._use_label_edge_index_output

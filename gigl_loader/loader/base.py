@@ -33,6 +33,7 @@ from gigl_loader.loader.deployment.job_ranks import (
 )
 from gigl_loader.loader.epochs.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
 from gigl_loader.loader.epochs.iterator import EpochIterator, Epochs, check_length
+from gigl_loader.loader.epochs.state_options import OPTIONS, graph_text, recorded_options
 from gigl_loader.loader.foreign_attributes import AnswersOthers, check_overrides
 from gigl_loader.loader.options import glt_config
 from gigl_loader.loader.options.pad_shape import Padding
@@ -191,6 +192,10 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         self._device_prefetch, self._padding = device_prefetch, padding
         self._may_split = padding is not None and padding.may_split
         self._stats = LoaderStats()
+        self._functions = {
+            "transform": transform,
+            "transform_sampler_output": transform_sampler_output,
+        }
         self._transform = self._stats.timed(glt_config.checked_function("transform", transform))
         self._transform_output = self._stats.timed(
             glt_config.checked_function("transform_sampler_output", transform_sampler_output)
@@ -261,6 +266,8 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
     def _open_source(self, turns: WorkerTurns) -> None:
         source = self._source
         self._input_len = source.input_len
+        # Now: a state is often saved because a server was lost, which then could not be asked.
+        self._graph = graph_text(self._given_dataset)
         # Ranks that differ learn it before any of them has started a worker.
         self._check_shard()
         source.open(turns)
@@ -352,18 +359,26 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
 
         It counts yielded batches, without those prefetched. With ``shard="world"`` it counts those
         of the whole job. All ranks have done as many steps as this one, so one rank's state is the
-        state of all.
+        state of all. Its entry ``"options"`` names what decides the content of batches.
         """
-        return self._epochs.state(self._identity())
+        return self._epochs.state({**self._identity(), OPTIONS: self._options})
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """Let the next ``iter`` continue from ``state``: no batch twice, none left out.
+
+        Args:
+            state: The result of `state_dict`, of this loader or one like it.
+            strict: False: go on although batches hold something else than before, for instance
+                with another fanout; a log line names the options. Seeds and their order must be
+                the same all the same.
 
         Raises:
             ConfigError: The state is of a loader with other seeds, batch size, world size,
-                ``seed``...; a changed number of workers is fine. A loader without ``seed=`` takes
-                the saved one. Also fine are, with ``even_ranks``, the state of another rank, and
-                with ``shard="world"`` another number of ranks.
+                ``seed``..., or, with ``strict``, with other options that decide the content of
+                batches, such as fanouts, ``replace``, ``transform`` or the graph. A changed number
+                of workers is fine. A loader without ``seed=`` takes the saved one. Also fine are,
+                with ``even_ranks``, the state of another rank, and with ``shard="world"`` another
+                number of ranks. A state of an earlier version, without the options, is taken.
         """
         self._check_usable()
         in_step, identity = self._even_ranks is not None, self._identity()
@@ -371,7 +386,7 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         seed = saved_seed(state) if self.sampling_config.seed is None else None
         if seed is not None:
             identity["seed"] = seed
-        self._epochs.load(state, identity, in_step=in_step)
+        self._epochs.load(state, identity, in_step=in_step, options=self._options, strict=strict)
         if seed is not None:
             self._epochs.seed = seed
 
@@ -398,6 +413,18 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
             **({} if of_world else of_rank),
             **({"pad": str(self._padding)} if self._may_split else {}),
         }
+
+    @functools.cached_property
+    def _options(self) -> dict[str, str]:
+        """What decides the content of batches, as states have it."""
+        return recorded_options(
+            self.sampling_config,
+            self._sampler_options,
+            self._source.source_options,  # of ranks that share a key: their leader's
+            self._functions,
+            self._own_options(),
+            self._graph,
+        )
 
     @functools.cached_property
     def _seeds_digest(self) -> str:
@@ -506,6 +533,10 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
     def _own_attributes(self) -> tuple[str, ...]:
         """Return attributes that batches of this kind of loader have, besides those of all."""
         return ()
+
+    def _own_options(self) -> dict[str, Any]:
+        """Return options of this kind of loader that decide the content of batches, by name."""
+        return {}
 
     def _make_batch(self, msg: SampleMessage) -> Batch:
         """Turn a message that is on the device into a batch; a hook for subclasses."""

@@ -179,7 +179,13 @@ def _own_keys(info, rank, folder):
         iterator = iter(train)
         for _ in range(state_at):
             next(iterator)
-        train.load_state_dict(train.state_dict())
+        state = train.state_dict()
+        asked = RemoteDistDataset(info, rank).fetch_graph_identity()
+        assert state["options"]["graph"] in asked.split()
+        another = {**state["options"], "graph": "another", "replace": "True"}
+        with pytest.raises(ConfigError, match=r"graph: another -> \w+, replace: True -> not set"):
+            train.load_state_dict({**state, "options": another})
+        train.load_state_dict(state)
         check_same_batches(list(train), saved[len(train) :][state_at:])
     train.shutdown()
     dist.barrier()

@@ -251,9 +251,9 @@ class DevicePrefetcher(Generic[T]):
     def _state_dict(self) -> Any:
         return cast("Any", self.loader).state_dict() if self._state is None else self._state
 
-    def _load_state_dict(self, state: Any) -> None:
+    def _load_state_dict(self, state: Any, *given: Any, **how: Any) -> None:
         self._state = None
-        cast("Any", self.loader).load_state_dict(state)
+        cast("Any", self.loader).load_state_dict(state, *given, **how)
 
 
 class _CountedSource(Generic[T]):

@@ -1,8 +1,9 @@
 """A loader's memory of its batches: the position in the epoch, and counts."""
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any
 
 from gigl_loader.batch.message import BatchCounts, Received
 from gigl_loader.errors import ConfigError
+from gigl_loader.loader.epochs.state_options import differing_options
 from gigl_loader.loader.seeds.world import WorldShare
 from gigl_loader.runtime.sizes import size_in_words
+
+logger = logging.getLogger(__name__)
 
 _STATE_VERSION = 1
 _OF_OLD_STATES = {"shard": "machine", "draw_version": 1}
@@ -20,6 +24,9 @@ _OF_A_RANK = ("rank", "num_seeds", "seeds_digest")
 """Entries that may differ between ranks that take the same number of steps."""
 _PAD = "pad"
 """Entry of a loader that may split batches: the sizes that its parts depend on."""
+_GROUPS = "groups_per_batch"
+"""Entry of a loader that shuffles its seeds in groups; it decides their order."""
+_DRAWS = "draw_version"
 
 
 def saved_seed(state: Any) -> int | None:
@@ -83,15 +90,23 @@ class EpochProgress:
 
     @classmethod
     def from_dict(
-        cls, state: dict[str, Any], identity: dict[str, Any], *, in_step: bool = False
+        cls,
+        state: dict[str, Any],
+        identity: dict[str, Any],
+        *,
+        in_step: bool = False,
+        options: Mapping[str, str] | None = None,
+        strict: bool = True,
     ) -> "EpochProgress":
         """Undo `to_dict`.
 
         Args:
             state: The result of `to_dict`.
-            identity: Identity of the loader that continues.
+            identity: Identity of the loader that continues: its seeds and their order.
             in_step: All ranks take the same number of steps. Then the state of any rank is valid:
                 if one rank writes the checkpoints, there is no other.
+            options: What decides the content of its batches; see `recorded_options`.
+            strict: Refuse a state with other options; else log them.
 
         Raises:
             ConfigError: The state is another loader's; names the differences.
@@ -110,34 +125,67 @@ class EpochProgress:
         parts = dict(state.get("parts", ()))
         if not parts:  # sizes decide the seeds of a part, but nothing between batches
             may_differ = (*may_differ, _PAD)
-        current = {_PAD: None, **identity} if parts else identity
+        current = {_GROUPS: None, **({_PAD: None} if parts else {}), **identity}
         changed = {
             name: (state.get(name), value)
             for name, value in current.items()
             if state.get(name) != value and name not in may_differ
         }
-        if changed:
-            texts = [f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()]
-            # The last matching hint wins, so the most useful one is checked last.
-            hint = "build this loader with the saved values to resume"
-            if "rank" in changed:
-                hint = "every rank loads what it saved itself; with even_ranks, any rank's will do"
-            if "world_size" in changed:
-                hint = (
-                    "each state is of one rank's own seeds, so another number of ranks cannot go "
-                    'on with it; build the loaders with shard="world", then their states can'
-                )
-            if "draw_version" in changed:
-                hint = "this version draws other batches: begin an epoch, or go on with the old one"
-            if _PAD in changed:
-                hint = "it was saved within a batch that is split: give pad= the saved sizes"
-            if "shard" in changed:
-                hint = "change shard between epochs, with set_epoch() in place of the state"
+        others = {} if options is None else differing_options(state, options)
+        texts = [f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()]
+        texts += [f"{name}: {old} -> {new}" for name, (old, new) in others.items()]
+        # Draws and options change what batches hold; all else, which seeds a position means.
+        moved = {*changed} - {_DRAWS}
+        if moved or (texts and strict):
             raise ConfigError(
                 "the state was saved by a loader that differs in (saved -> now) "
-                f"{', '.join(texts)}: {hint}"
+                f"{', '.join(texts)}: {_hint(changed, others=bool(others), strict=strict)}"
+            )
+        if texts:
+            logger.warning(
+                "strict=False: batches go on from a loader that differs in (saved -> now) %s",
+                ", ".join(texts),
             )
         return cls(*_read(state), parts)
+
+
+def _hint(changed: Mapping[str, Any], *, others: bool, strict: bool) -> str:
+    """Return what to do about a state that is refused.
+
+    Args:
+        changed: The entries of the loader's identity that differ.
+        others: Whether options that decide the content of batches differ.
+        strict: As `EpochProgress.from_dict`.
+    """
+    # The last matching hint wins, so the most useful one is checked last.
+    hint = "build this loader with the saved values to resume"
+    if not strict:
+        hint = (
+            "these decide which seeds a position means, also with strict=False: build this loader "
+            "with the saved values, or begin an epoch with set_epoch() in place of the state"
+        )
+    if _DRAWS in changed:
+        hint = (
+            "this version draws other batches: begin an epoch, go on with the old version, or draw "
+            "anew from here by load_state_dict(state, strict=False)"
+        )
+    if others and strict:
+        hint = (
+            "batches would hold something else than those before: build this loader with the saved "
+            "values, or go on with the new ones by load_state_dict(state, strict=False)"
+        )
+    if "rank" in changed:
+        hint = "every rank loads what it saved itself; with even_ranks, any rank's will do"
+    if "world_size" in changed:
+        hint = (
+            "each state is of one rank's own seeds, so another number of ranks cannot go "
+            'on with it; build the loaders with shard="world", then their states can'
+        )
+    if _PAD in changed:
+        hint = "it was saved within a batch that is split: give pad= the saved sizes"
+    if "shard" in changed:
+        hint = "change shard between epochs, with set_epoch() in place of the state"
+    return hint
 
 
 def _read(state: dict[str, Any]) -> tuple[int, int, set[int], bool]:

@@ -360,10 +360,10 @@ class Epochs:
             return EpochProgress(epoch=self.next_epoch).to_dict(identity)
         return self._progress.to_dict(identity)
 
-    def load(self, state: dict[str, Any], identity: dict[str, Any], *, in_step: bool) -> None:
+    def load(self, state: dict[str, Any], identity: dict[str, Any], **how: Any) -> None:
         """Let the next `begin` continue from ``state``; see `EpochProgress.from_dict`."""
         # Read first: a refused state does not change the epoch under way.
-        progress = EpochProgress.from_dict(state, identity, in_step=in_step)
+        progress = EpochProgress.from_dict(state, identity, **how)
         self.end("load_state_dict() ended it")
         progress.share = self.share
         self._progress = progress
