@@ -132,12 +132,23 @@ class DatasetProperties:
         ids, warned = self.known_split(split), vars(self).setdefault("_missing_splits", set())
         if ids is None and self._schema is not None and split not in warned:
             warned.add(split)
+            missing, _ = self.missed_splits()
+            does = "refuses input_nodes=None" if missing else "takes input_nodes=None as all nodes"
             warn_user(
                 f"the dataset has no {split} split, so its ids are None: the graph has no "
-                f"{names_of(split)}, or its table no split column. A loader takes "
-                "input_nodes=None as all nodes"
+                f"{names_of(split)}, or its table no split column. A loader {does}"
             )
         return ids
+
+    def missed_splits(self) -> tuple[list[Split], list[Split]]:
+        """Return the splits that were read and are not there, and those that are there.
+
+        Both are empty if there are none at all: then nobody takes None for a split.
+        """
+        there: list[Split] = [split for split in SPLITS if self.known_split(split) is not None]
+        read = vars(self).get("_missing_splits", ())
+        missing: list[Split] = [split for split in SPLITS if split in read and split not in there]
+        return (missing, there) if missing and there else ([], [])
 
     @property
     def node_feature_info(self) -> NodeInfo:

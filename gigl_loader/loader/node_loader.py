@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gigl_loader.batch.message import INPUT_ID
 from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.dataset.schema import NodeType
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.build_parts import start_loader
@@ -241,9 +241,27 @@ def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
     node_type, given = typed_seeds(input_nodes, data.schema, num_nodes)
     # All that this partition owns: these are the ids in `node_ids`, not all nodes of the graph.
     if given is None:
+        if not isinstance(input_nodes, str):  # a node type's name means all of its nodes
+            _check_all_are_meant(data, node_type)
         ids = data.node_ids
         given = ids[node_type] if isinstance(ids, dict) else ids
     return with_input_id(*read_seeds(given, num_nodes[node_type]), node_type)
+
+
+def _check_all_are_meant(data: DistDataset, node_type: NodeType) -> None:
+    """Raise `ConfigError` if None may be the ids of a split that is not there."""
+    missing, there = data.missed_splits()
+    if missing:
+        every = "dataset.node_ids"
+        if data.is_typed:  # errors write no default type
+            is_default = node_type == DEFAULT_HOMOGENEOUS_NODE_TYPE
+            every = "gigl_loader.DEFAULT_HOMOGENEOUS_NODE_TYPE" if is_default else repr(node_type)
+        raise ConfigError(
+            f"input_nodes is None, which would be all nodes, and the dataset has no "
+            f"{' and no '.join(missing)} split, whose ids were read as None (it has "
+            f"{' and '.join(there)}): give the seeds that you mean; for all nodes, "
+            f"input_nodes={every}"
+        )
 
 
 def with_input_id(seeds: Tensor, input_id: Tensor | None, node_type: NodeType) -> NodeSamplerInput:

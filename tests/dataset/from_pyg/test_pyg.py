@@ -136,7 +136,7 @@ def test_a_split_dict_of_wrong_types_is_named() -> None:
 
 def test_reading_a_split_that_is_not_there_warns_once() -> None:
     dataset = DistDataset.from_pyg(_data(val_mask=torch.tensor([True, False, False])))
-    words = "no train split.*no train_mask, train_idx or split_idx.*input_nodes=None as all nodes"
+    words = "no train split.*no train_mask, train_idx or split_idx.*refuses input_nodes=None"
     with pytest.warns(UserWarning, match=words) as caught:
         assert dataset.train_node_ids is None
     assert caught[0].filename == __file__
