@@ -34,6 +34,7 @@ from gigl_loader.loader.deployment.job_ranks import (
 from gigl_loader.loader.epochs.epoch import EpochProgress, LoaderStats, link_bytes_per_s, saved_seed
 from gigl_loader.loader.epochs.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.epochs.state_options import OPTIONS, graph_text, recorded_options
+from gigl_loader.loader.fixed_attributes import FixedOptions
 from gigl_loader.loader.foreign_attributes import AnswersOthers, check_overrides
 from gigl_loader.loader.options import glt_config
 from gigl_loader.loader.options.pad_shape import Padding
@@ -68,7 +69,7 @@ from gigl_loader.sources.workers.producer import DistSamplingProducer
 logger = logging.getLogger(__name__)
 
 
-class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
+class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
     """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
 
     It sets the attributes of GLT's ``DistLoader.__init__`` without calling it, so that the producer
@@ -234,6 +235,7 @@ class BaseDistLoader(AnswersOthers, AnswersGLT, DistLoader):
         except BaseException:
             self.shutdown(idle_timeout=0.0)
             raise
+        self._end_of_building()
 
     # -- start ----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ OVERRIDES = {
     "_get_iterator": "torch's and PyG's hook of an epoch; `__iter__` is the one here",
 }
 """Methods that loops over a loader here never call, and where people know them from."""
-_HOOKS = (
+HOOKS = (
     "give the loader transform=, or override _make_batch(self, msg), which makes a batch of a "
     'message, or _collate_fn(self, msg) around it; see "Your own loader" in the guide'
 )
@@ -50,7 +50,7 @@ def check_overrides(kind: type, base: type) -> None:
         whose = "" if owner is kind else f", of its base {owner.__qualname__},"
         raise WrongTypeError(
             f"{kind.__qualname__}.{name}{whose} would have no effect: loops over a loader do not "
-            f"call it ({known}). To change batches, {_HOOKS}"
+            f"call it ({known}). To change batches, {HOOKS}"
         )
 
 

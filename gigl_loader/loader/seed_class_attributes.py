@@ -24,7 +24,7 @@ from gigl_loader.runtime.glt_classes import SamplingConfig
 from gigl_loader.sources.batch_source import BatchSource
 from gigl_loader.sources.workers.producer import DistSamplingProducer
 
-_OF_CONFIG = (
+OF_CONFIG = (
     "sampling_type",
     "num_neighbors",
     "batch_size",
@@ -71,7 +71,7 @@ class AnswersGLT:
         self._given_dataset = dataset
         self.input_data = sampler_input
         self.sampling_config = sampling_config
-        for name in _OF_CONFIG:
+        for name in OF_CONFIG:
             setattr(self, name, getattr(sampling_config, name))
         self.to_device = torch.device(device)
         self.worker_options = worker_options
