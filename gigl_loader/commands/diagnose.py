@@ -170,8 +170,8 @@ def _memfd() -> Finding:
     nbytes = 64 * 2**20
     try:
         os.close(segments.create_memfd(nbytes))
-    except (OSError, AttributeError) as error:
-        return Finding("shared memory", f"cannot be made (memfd_create): {error}", bad=True)
+    except OSError as error:
+        return Finding("shared memory", str(error), bad=True)
     return Finding("shared memory", f"memfd_create works, {_size(nbytes)} reserved for a trial")
 
 

@@ -146,7 +146,9 @@ class EpochProgress:
                 "strict=False: batches go on from a loader that differs in (saved -> now) %s",
                 ", ".join(texts),
             )
-        return cls(*_read(state), parts)
+        progress = cls(*_read(state), parts)
+        _check_within(progress, identity.get("num_batches"))
+        return progress
 
 
 def _hint(changed: Mapping[str, Any], *, others: bool, strict: bool) -> str:
@@ -204,6 +206,21 @@ def _read(state: dict[str, Any]) -> tuple[int, int, set[int], bool]:
             f"and finished is a bool, got {found}; give the result of a state_dict()"
         )
     return epoch, yielded, set(ahead), finished  # type: ignore[return-value, arg-type]  # checked above
+
+
+def _check_within(progress: EpochProgress, num_batches: int | None) -> None:
+    """Raise `ConfigError` if batches were handed out that an epoch does not have.
+
+    Args:
+        progress: Read from a state.
+        num_batches: Batches of an epoch; None: unknown.
+    """
+    most = max([progress.yielded, *(position + 1 for position in progress.ahead)])
+    if num_batches is not None and most > num_batches:
+        raise ConfigError(
+            f"not a loader state: batch {most} was handed out, beyond the {num_batches} batches of "
+            "an epoch; give the result of a state_dict()"
+        )
 
 
 @dataclass

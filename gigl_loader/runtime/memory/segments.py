@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gigl_loader.errors import PeerError
+from gigl_loader.runtime.anonymous_files import new_memfd
 
 Array = NDArray[Any]
 """An array of numbers, or of the bits of numbers for which numpy has no name."""
@@ -71,8 +72,9 @@ def create_memfd(nbytes: int, name: str = "gigl_loader") -> int:
     Raises:
         SharedMemoryError: The pages cannot be reserved. (Without the reservation the first write
             to a missing page would end the process with SIGBUS.)
+        ResourceError: See `new_memfd`.
     """
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    fd = new_memfd(name)
     try:
         reserve(fd, max(nbytes, 1))  # fallocate refuses 0
     except SharedMemoryError:

@@ -27,6 +27,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from gigl_loader.runtime.anonymous_files import new_memfd
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.memory.same_host import Description, Offer, OwnHostProof, Region
 from gigl_loader.runtime.memory.segments import (
@@ -71,7 +72,7 @@ def _memory_of_a_graph(nbytes: int, name: str) -> tuple[int, int]:
     with contextlib.suppress(OSError):
         if memory := _of_pages_set_aside(nbytes, name):
             return memory
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    fd = new_memfd(name)
     try:
         # in this order: reserved memory gets small pages, which leaves no place for huge ones
         _ask_for_huge_pages(fd, nbytes)
@@ -98,7 +99,7 @@ def _of_pages_set_aside(nbytes: int, name: str) -> tuple[int, int] | None:
     reserved = -(-nbytes // page) * page
     if (free - promised) * page < reserved:
         return None
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_HUGETLB)
+    fd = new_memfd(name, huge_pages=True)
     try:
         os.posix_fallocate(fd, 0, reserved)  # all of them now: a page that is missing is SIGBUS
     except OSError:

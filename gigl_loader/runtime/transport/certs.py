@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.runtime.anonymous_files import new_memfd
 
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----\n"
 _CURVE = ("-pkeyopt", "ec_paramgen_curve:P-256")  # keys and signatures are far cheaper than RSA's
@@ -131,7 +132,7 @@ def first_certificate(pem: bytes) -> str:
 @contextlib.contextmanager
 def in_memory(pem: bytes) -> Iterator[str]:
     """Yield a path to ``pem`` without a file on disk: ``ssl`` reads keys from paths only."""
-    descriptor = os.memfd_create("gigl_loader certificate")
+    descriptor = new_memfd("gigl_loader certificate")
     try:
         os.write(descriptor, pem)
         yield f"/proc/self/fd/{descriptor}"

@@ -92,6 +92,16 @@ def test_a_damaged_state_is_refused(damage: dict[str, object]) -> None:
             EpochProgress.from_dict(wrong, IDENTITY)
 
 
+@pytest.mark.parametrize(
+    "beyond", [{"yielded": 4}, {"yielded": 2**70}, {"ahead": [3]}, {"yielded": 9, "finished": True}]
+)
+def test_a_position_beyond_the_end_is_refused(beyond: dict[str, object]) -> None:
+    state = EpochProgress(epoch=4, yielded=3).to_dict(IDENTITY)
+    assert EpochProgress.from_dict(state, IDENTITY).yielded == 3  # all of them
+    with pytest.raises(ConfigError, match=r"not a loader state.*beyond the 3 batches of an epoch"):
+        EpochProgress.from_dict({**state, **beyond}, IDENTITY)
+
+
 def test_ranks_in_step_share_one_state() -> None:
     of_rank_0 = {**IDENTITY, "rank": 0, "num_seeds": 10}
     state = EpochProgress(epoch=4, yielded=2).to_dict(of_rank_0)

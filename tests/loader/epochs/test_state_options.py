@@ -179,6 +179,17 @@ def test_a_damaged_record_is_no_state(record: Any) -> None:
         loader.load_state_dict({**loader.state_dict(), "options": record})
 
 
+@pytest.mark.parametrize("shard", ["machine", "world"])
+def test_a_position_beyond_the_end_is_not_an_empty_epoch(shard: Any) -> None:
+    with _loader(shard=shard) as loader:
+        state = loader.state_dict()
+        for yielded in (6, 1000):
+            with pytest.raises(ConfigError, match="beyond the 5 batches of an epoch"):
+                loader.load_state_dict({**state, "yielded": yielded})
+        loader.load_state_dict({**state, "yielded": 4})
+        assert len(list(loader)) == 1
+
+
 def test_strict_false_still_refuses_other_seeds() -> None:
     state = _state()
     with (

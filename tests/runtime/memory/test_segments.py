@@ -1,5 +1,6 @@
 """Shared memory without names: nothing is leaked, nothing is copied twice."""
 
+import errno
 import os
 import pickle
 from pathlib import Path
@@ -7,10 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from gigl_loader import ResourceError
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.memory.segments import SharedMemoryError
+from gigl_loader.runtime.memory.tensors import share_tensor
 from gigl_loader.testing import open_files
-from tests.support.conditions import files_up_to
+from tests.support.conditions import files_up_to, no_descriptors_but
+from tests.support.scripts import run_python
 
 
 def test_errors_say_how_much_and_what_to_do() -> None:
@@ -23,6 +27,68 @@ def test_errors_say_how_much_and_what_to_do() -> None:
         segments.map_fd(-1, 4096)
     error = SharedMemoryError(2**20, "no space")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+REFUSED = """
+import ctypes, os, platform, struct, sys
+import torch
+from torch_geometric.data import Data
+from gigl_loader import DistDataset, GiglLoaderError
+from gigl_loader.commands.diagnose import main
+from gigl_loader.runtime.memory import segments
+from gigl_loader.runtime.transport import certs
+
+edges = torch.zeros((2, 1), dtype=torch.int64)
+number = {"x86_64": 319, "aarch64": 279}[platform.machine()]
+# a filter of system calls: load the number; if it is memfd_create, fail by EPERM; else go on
+lines = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(lines), ctypes.addressof(code)))
+libc = ctypes.CDLL(None)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program, 0, 0):
+    print("this machine filters no calls")
+    sys.exit()
+
+
+def tried(make):
+    try:
+        make()
+    except GiglLoaderError as error:
+        print(type(error).__name__, error)
+
+
+tried(lambda: segments.create_memfd(4096))
+tried(lambda: DistDataset.from_pyg(Data(x=torch.zeros(1, 1), edge_index=edges)))
+tried(lambda: certs.in_memory(b"pem").__enter__())
+main(["--seconds", "0"])
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_sandbox_that_refuses_memfd_is_named() -> None:
+    done = run_python("-c", REFUSED)
+    if "filters no calls" in done.stdout:
+        pytest.skip(done.stdout)
+    first, *others = [line for line in done.stdout.splitlines() if "memfd_create" in line]
+    assert first.startswith("ResourceError "), done.stderr
+    assert "Operation not permitted" in first
+    assert "seccomp" in first
+    assert "batch_size" not in first
+    assert [line for line in others if line.startswith("ResourceError")] == [first, first]
+    assert [line for line in others if line.startswith("!! shared memory ")], done.stdout
+
+
+def test_a_python_without_memfd_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    for make in (lambda: segments.create_memfd(8), lambda: share_tensor(torch.zeros(3))):
+        with pytest.raises(ResourceError, match=r"memfd_create.*this Python has none"):
+            make()
+
+
+def test_a_process_out_of_descriptors_is_not_a_sandbox() -> None:
+    with no_descriptors_but(0), pytest.raises(OSError, match="Too many open files") as raised:
+        segments.create_memfd(8)
+    assert raised.value.errno == errno.EMFILE
 
 
 def test_memory_of_another_descriptor_is_peeked_at_under_its_name_only() -> None:
