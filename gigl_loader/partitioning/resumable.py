@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import duckdb
 
 from gigl_loader.dataset.format.directory import LOCK
-from gigl_loader.errors import ConfigError, UsageError, first_line
+from gigl_loader.errors import ConfigError, ObjectStorageError, UsageError, first_line
 from gigl_loader.runtime.progress import ProgressLine
 
 _BASE_BYTES = 100_000_000
@@ -186,6 +187,12 @@ class ResumableJob:
             ) from error
         except duckdb.IOException as error:
             raise UsageError(f"{error}; call again to continue") from error
+        except duckdb.Error as error:
+            # Of a file system in Python it has the traceback alone, as text.
+            found = re.search(rf"^[\w.]*\b{ObjectStorageError.__name__}: (.*)", str(error), re.M)
+            if found is None:
+                raise
+            raise ObjectStorageError(f"{found[1]}; call again to continue") from None
         finally:
             if is_done and database.disconnect():
                 self._idle.append(database)

@@ -25,6 +25,7 @@ from gigl_loader.partitioning.other_libraries.foreign_graphs import (
 from gigl_loader.partitioning.other_libraries.tfrecords import read_examples
 from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable
 from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.object_storage.file_systems import file_system_of
 
 _log = logging.getLogger(__name__)
 _EXACT = 2**24
@@ -101,7 +102,7 @@ class _Message:
         try:
             import yaml  # an optional package
 
-            files, path = _file_system(uri)
+            files, path = file_system_of(uri)
             with files.open(path) as file:
                 return cls(yaml.safe_load(file), uri)
         except ImportError as error:
@@ -141,19 +142,6 @@ class _Message:
         """Yield (number, value): of a map by number or, where it is not given, of a list."""
         values = self.get(by_number) or dict(enumerate(self.get(listed) or []))
         yield from sorted((str(number), value) for number, value in values.items())
-
-
-def _file_system(uri: str) -> tuple[Any, str]:
-    try:
-        import fsspec
-
-        files, path = fsspec.core.url_to_fs(uri)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(
-            f"{uri} needs a file system that is not installed ({error}): install fsspec and its "
-            "requirements, or copy the files to a disk"
-        ) from error
-    return files, path
 
 
 class _RecordTable:
@@ -239,7 +227,7 @@ def _as_float(values: Array, key: str, name: str) -> Array:
 
 def _record_files(prefix: str, where: str) -> tuple[Any, Sequence[str]]:
     """Return the file system and the TFRecord files whose path begins with ``prefix``, in order."""
-    files, path = _file_system(prefix)
+    files, path = file_system_of(prefix)
     pattern = f"{path.rstrip('/')}/**" if files.isdir(path) else f"{path}*"
     names = sorted(n for n in files.glob(pattern) if n.endswith((".tfrecord", ".tfrecord.gz")))
     if not names:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gigl_loader.errors import ConfigError, without_default_types
+from gigl_loader.runtime.object_storage.file_systems import file_system_of
 
 CSV = (".csv", ".csv.gz", ".tsv")
 _log = logging.getLogger(__name__)
@@ -75,15 +76,7 @@ def _walked(path: str) -> Iterator[str]:
 
 
 def _remote_files(path: str, where: str) -> tuple[list[str], Any]:
-    try:
-        import fsspec
-
-        files, inner = fsspec.core.url_to_fs(path)
-    except ImportError as error:
-        raise ConfigError(
-            f"{path} needs a file system that is not installed ({error}): install fsspec and "
-            "its requirements, or copy the files to a disk"
-        ) from error
+    files, inner = file_system_of(path)
     if files.isdir(inner):
         paths = _data_files(files.find(inner), inner, where)
     elif glob.has_magic(inner):

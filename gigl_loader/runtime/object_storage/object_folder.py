@@ -5,12 +5,13 @@ goes on where it broke off. What fails after that is an error that names the obj
 come from the environment or the machine; none is in a URL, a message or a ``repr``.
 """
 
+import errno
 import importlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ class ObjectFolder:
                 f'{self.url} needs obstore: run pip install "gigl_loader[objects]"'
             ) from error
         with self._named_errors(""):
-            self._store = from_url(self.url, **_options(self.url, create=create))
+            self._store = from_url(self.url, **store_options(self.url, create=create))
 
     def __repr__(self) -> str:
         return f"ObjectFolder({self.url!r})"
@@ -139,29 +140,36 @@ class ObjectFolder:
         with self._named_errors(""):
             self._obstore.delete(self._store, list(names))
 
-    @contextmanager
-    def _named_errors(self, name: str) -> Iterator[None]:
-        """Raise errors that name the object and the cause, without the text of the library's.
+    def _named_errors(self, name: str) -> AbstractContextManager[None]:
+        return named_errors(f"{self.url}/{name}".rstrip("/"))
 
-        That text has the whole response and its URL, which may be signed: it is not chained.
-        """
-        where = f"{self.url}/{name}".rstrip("/")
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{where} is missing{_code(error)}: what is written there was not finished, or the "
-                "URL is another one"
-            ) from None
-        except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
-            # the response is left out: some servers return what was signed, and with which key
-            line = re.split(r"[\n<{]", str(error), maxsplit=1)[0].strip(" :")
-            line = re.sub(r"\?\S*", "", re.sub(r"//[^/@\s]+@", "//", line))
-            if "169.254.169.254" in line:  # of machines in a cloud, asked last
-                line = "there are no credentials in the environment, and none of this machine"
-            raise ObjectStorageError(
-                f"{where}: object storage failed: {line}{_code(error)}"
-            ) from None
+
+@contextmanager
+def named_errors(where: str, *, missing_ok: bool = False) -> Iterator[None]:
+    """Raise errors that name the object and the cause, without the text of the library's.
+
+    That text has the whole response and its URL, which may be signed: it is not chained.
+
+    Args:
+        where: The URL of the object.
+        missing_ok: Whether a missing object is a ``FileNotFoundError``, not a `ConfigError`.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if missing_ok:
+            raise FileNotFoundError(errno.ENOENT, f"it is missing{_code(error)}", where) from None
+        raise ConfigError(
+            f"{where} is missing{_code(error)}: what is written there was not finished, or the "
+            "URL is another one"
+        ) from None
+    except (importlib.import_module("obstore").exceptions.BaseError, OSError, ValueError) as error:
+        # the response is left out: some servers return what was signed, and with which key
+        line = re.split(r"[\n<{]", str(error), maxsplit=1)[0].strip(" :")
+        line = re.sub(r"\?\S*", "", re.sub(r"//[^/@\s]+@", "//", line))
+        if "169.254.169.254" in line:  # of machines in a cloud, asked last
+            line = "there are no credentials in the environment, and none of this machine"
+        raise ObjectStorageError(f"{where}: object storage failed: {line}{_code(error)}") from None
 
 
 def _code(error: Exception) -> str:
@@ -192,7 +200,8 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _options(url: str, *, create: bool) -> dict[str, Any]:
+def store_options(url: str, *, create: bool = False) -> dict[str, Any]:
+    """Return the options of a store of ``obstore``."""
     if url.startswith("file:"):
         return {"mkdir": create}
     # a server of one's own that says so itself; never a request that was to be encrypted
