@@ -87,7 +87,7 @@ FACES = {
         "format": "glt_files view_writer",
         # directories of partitions: who writes them, what is in them
         "format.directory": "FORMATS Format LOCK ORDERS RowOrder Target check_format check_order "
-        "clear_killed complete_or_nothing lock_of only_writer",
+        "check_root clear_killed complete_or_nothing lock_of only_writer",
         "format.fetched_root": "opened_root",
         "format.glt_files": "bytes_to_read count_partitions load_tensor read_edges read_partition "
         "type_str",
@@ -222,6 +222,7 @@ FACES = {
         "server.service": "StorageService",
         "server.storage_process": "StorageProcess init_storage_process",
         "status": "add_security ask host_and_port security_of",
+        "wire.membership": "check_job_name",
         "wire.graph_store_info": "GraphStoreInfo info_of_servers",
         "wire.signatures": "DistServer",
     },

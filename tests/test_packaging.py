@@ -23,7 +23,18 @@ CONDA = {
 """Names on conda-forge that are not those of pip."""
 NOT_ON_CONDA = {"graphlearn-torch"}
 OF_CONDA_ALONE = {"__linux", "python", "openssl"}
-FOR_USERS = ("metis", "tables", "delta", "iceberg", "objects", "nearest", "metrics", "gpu", "ray")
+FOR_USERS = (
+    "metis",
+    "tables",
+    "delta",
+    "iceberg",
+    "objects",
+    "nearest",
+    "metrics",
+    "gpu",
+    "completion",
+    "ray",
+)
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 _REQUIREMENT = re.compile(r"([\w.\[\]-]+)\s*([<>=!~][^;#]*)?")
 

@@ -81,7 +81,7 @@ def start_compute(name: str, rank: int, rpc_port: int, group_port: int) -> subpr
 def ranks_that_train(name: str, rpc_port: int) -> int:
     """Return how many ranks of a job have a loader on server 0, as `gigl-loader status` says."""
     asked = subprocess.run(
-        [sys.executable, "-m", "gigl_loader", "status", f"{HOST}:{rpc_port}"],
+        [sys.executable, "-m", "gigl_loader", "status", "--json", f"{HOST}:{rpc_port}"],
         capture_output=True,
         text=True,
         check=False,

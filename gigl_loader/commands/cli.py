@@ -9,64 +9,94 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple
 
-VERBS: dict[str, tuple[str, str]] = {
-    "serve": ("gigl_loader.graph_store.serve:serve_main", "serve a partition to compute processes"),
-    "status": ("gigl_loader.graph_store.status:main", "print the health of a storage server"),
-    "stop-job": ("gigl_loader.graph_store.stop_job:main", "end a job on a graph store"),
-    "certs": ("gigl_loader.commands.credentials:certs", "make a folder of certificates"),
-    "token": ("gigl_loader.commands.credentials:token", "print a fresh cluster token"),
-    "diagnose": ("gigl_loader.commands.diagnose:main", "check this machine, and try a loader"),
-    "partition": (
-        "gigl_loader.commands.partition:main",
-        "partition tables, or a graph of another library",
+
+class Verb(NamedTuple):
+    """A word after ``gigl-loader``."""
+
+    module: str
+    purpose: str
+    group: str
+    """Title of those beside which help lists it."""
+    main: str = "main"
+    """Name of the function that takes the arguments and returns the exit code."""
+    parser: str = "parser"
+    """Name of the function that returns the parser."""
+
+
+_GRAPHS, _STORES, _MODELS, _MACHINES = "graphs", "graph stores", "models", "machines"
+_STORE, _COMMANDS = "gigl_loader.graph_store", "gigl_loader.commands"
+_CREDENTIALS = f"{_COMMANDS}.credentials"
+VERBS: dict[str, Verb] = {
+    "partition": Verb(
+        f"{_COMMANDS}.partition", "partition tables, or a graph of another library", _GRAPHS
     ),
-    "plan": ("gigl_loader.commands.plan:main", "predict machines, memory and speed"),
-    "infer": ("gigl_loader.commands.infer:main", "run a model on the whole graph"),
+    "serve": Verb(
+        f"{_STORE}.serve", "serve a partition to compute processes", _STORES, "serve_main"
+    ),
+    "status": Verb(f"{_STORE}.status", "print the health of a storage server", _STORES),
+    "stop-job": Verb(f"{_STORE}.stop_job", "end a job on a graph store", _STORES),
+    "certs": Verb(_CREDENTIALS, "make a folder of certificates", _STORES, "certs", "certs_parser"),
+    "token": Verb(_CREDENTIALS, "print a fresh cluster token", _STORES, "token", "token_parser"),
+    "infer": Verb(f"{_COMMANDS}.infer", "run a model on the whole graph", _MODELS),
+    "plan": Verb(f"{_COMMANDS}.plan", "predict machines, memory and speed", _MACHINES),
+    "diagnose": Verb(f"{_COMMANDS}.diagnose", "check this machine, and try a loader", _MACHINES),
+    "completion": Verb(
+        f"{_COMMANDS}.completion", "print a script for completion in a shell", _MACHINES
+    ),
 }
-"""Verb: (module and function that takes the arguments and returns the exit code, description)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; return the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
-    known = {verb: what for verb, (where, what) in VERBS.items() if _is_installed(where)}
     parser = argparse.ArgumentParser(
         prog="gigl-loader",
+        usage="gigl-loader VERB ...",
         description="Distributed graph loaders: commands for the shell.",
-        epilog="\n".join(
-            [
-                "verbs:",
-                *(f"  {verb:10} {what}" for verb, what in known.items()),
-                "example:",
-                "  gigl-loader serve --help",
-            ]
-        ),
+        epilog="\n".join([*_listed(), "example:", "  gigl-loader serve --help"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gigl-loader {_version()}")
-    parser.add_argument("verb", choices=list(known), help="what to do; see below")
+    parser.add_argument("verb", metavar="VERB", help="what to do; --help after it says how")
     if not given:
         parser.print_help()
         return 0
     # only the verb: everything after it, including --help, is the verb's own
-    args = parser.parse_args(given[:1])
-    return _function_of(args.verb)(given[1:])
+    verb = parser.parse_args(given[:1]).verb
+    if verb not in VERBS:
+        close = get_close_matches(verb, VERBS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(VERBS)}"
+        parser.error(f"there is no verb {verb!r}: {hint}")
+    code: int = _named(verb, VERBS[verb].main)(given[1:])
+    return code
+
+
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    """Return the parser of a verb.
+
+    Raises:
+        ImportError: It needs an extra that is not installed.
+    """
+    parser: argparse.ArgumentParser = _named(verb, VERBS[verb].parser)()
+    return parser
+
+
+def _listed() -> list[str]:
+    """Return the verbs by group, in lines."""
+    lines = []
+    for group in dict.fromkeys(verb.group for verb in VERBS.values()):
+        lines.append(f"{group}:")
+        lines += [f"  {n:11} {v.purpose}" for n, v in VERBS.items() if v.group == group]
+    return lines
 
 
 def _version() -> str:
     return importlib.metadata.version("gigl_loader")
 
 
-def _is_installed(where: str) -> bool:
-    """Tell whether a verb's module is installed, without importing it."""
-    # find_spec() imports the parent packages of a module, and raises if one is missing
-    package = where.partition(":")[0].rpartition(".")[0]
-    has_package = importlib.util.find_spec(package) is not None
-    return has_package and importlib.util.find_spec(where.partition(":")[0]) is not None
-
-
-def _function_of(verb: str) -> Callable[[Sequence[str]], int]:
-    module, _, name = VERBS[verb][0].partition(":")
-    function: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), name)
+def _named(verb: str, name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(importlib.import_module(VERBS[verb].module), name)
     return function

@@ -5,26 +5,29 @@ import sys
 from collections.abc import Sequence
 
 from gigl_loader.errors import GiglLoaderError, exit_code
+from gigl_loader.runtime.command_line import verb_parser
 from gigl_loader.runtime.transport.certs import make_folder
 from gigl_loader.runtime.transport.certs import token as fresh_token
 
 
+def certs_parser() -> argparse.ArgumentParser:
+    """Return the parser of `certs`."""
+    parser = verb_parser(
+        "certs",
+        "Write ca.pem, cert.pem and key.pem for all machines of a cluster. ca-key.pem signs "
+        "further certificates: keep it off the machines.",
+        "gigl-loader certs /etc/gigl storage0 storage1 compute0\n"
+        "gigl-loader serve --root /data/graph --tls /etc/gigl",
+    )
+    parser.add_argument("folder", metavar="DIR", help="folder to write")
+    parser.add_argument("hosts", metavar="HOST", nargs="+", help="names and addresses of machines")
+    parser.add_argument("--days", type=float, default=365, help="days that it is valid")
+    return parser
+
+
 def certs(argv: Sequence[str]) -> int:
     """Write a folder of certificates; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="gigl-loader certs",
-        description="Write ca.pem, cert.pem and key.pem for all machines of a cluster. "
-        "ca-key.pem signs further certificates: keep it off the machines.",
-        epilog="example:\n  gigl-loader certs /etc/gigl storage0 storage1 compute0\n"
-        "  gigl-loader serve --root /data/graph --tls /etc/gigl",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", metavar="DIR")
-    parser.add_argument("hosts", metavar="HOST", nargs="+", help="names and addresses of machines")
-    parser.add_argument(
-        "--days", type=float, default=365, help="days that it is valid (default 365)"
-    )
-    args = parser.parse_args(argv)
+    args = certs_parser().parse_args(argv)
     try:
         print(make_folder(args.folder, args.hosts, args.days))
     except GiglLoaderError as error:
@@ -33,13 +36,17 @@ def certs(argv: Sequence[str]) -> int:
     return 0
 
 
+def token_parser() -> argparse.ArgumentParser:
+    """Return the parser of `token`."""
+    return verb_parser(
+        "token",
+        "Print a fresh token of 128 bits, to be set on all machines of a cluster.",
+        'export GIGL_LOADER_CLUSTER_TOKEN="$(gigl-loader token)"',
+    )
+
+
 def token(argv: Sequence[str]) -> int:
     """Print a token of 128 bits; return the exit code."""
-    argparse.ArgumentParser(
-        prog="gigl-loader token",
-        description="Print a fresh token of 128 bits, to be set on all machines of a cluster.",
-        epilog='example:\n  export GIGL_LOADER_CLUSTER_TOKEN="$(gigl-loader token)"',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args(argv)
+    token_parser().parse_args(argv)
     print(fresh_token())
     return 0

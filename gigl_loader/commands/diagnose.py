@@ -22,6 +22,7 @@ from typing import NamedTuple
 # nothing that needs torch: if that cannot be imported, versions are printed before
 import gigl_loader
 from gigl_loader.errors import ConfigError, UsageError, without_default_types
+from gigl_loader.runtime.command_line import verb_parser
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.ranks.gloo_interface import VARIABLE, interface_needed
 from gigl_loader.runtime.system import Footprint, meminfo, memory_limit, number_in, usable_cpus
@@ -387,20 +388,24 @@ def report(sections: dict[str, Callable[[], Iterator[Finding]]]) -> bool:
     return well
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="gigl-loader diagnose",
-        description="Report what this machine offers to a loader, and try one.",
-        epilog="example:\n  gigl-loader diagnose --seconds 5",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = verb_parser(
+        "diagnose",
+        "Report what this machine offers to a loader, and try one.",
+        "gigl-loader diagnose --seconds 5",
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the trial")
     parser.add_argument(
         "--num-workers", type=int, default=2, help="sampling processes of the trial"
     )
     parser.add_argument("--graph", metavar="DIR", help="partitions to look at, too")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    args = parser().parse_args(arguments)
     sections: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": versions,
         "graphlearn-torch": glt_door,

@@ -35,6 +35,7 @@ from gigl_loader.partitioning.tables.spec import (
     EdgeTable,
     NodeTable,
 )
+from gigl_loader.runtime.command_line import verb_parser
 
 _OPTIONS = ("time_attr", "order", "edge_rows", "communities")
 """What the YAML file may say beside the tables; a flag of the same name comes before it."""
@@ -63,19 +64,19 @@ _OF_GLT = ("library", "tables", "root", "num_partitions", "method", "overwrite",
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 0, or 2 where something is wrong with the input."""
-    parser = _parser()
-    args = parser.parse_args(argv)
+    verb = parser()
+    args = verb.parse_args(argv)
     try:
         if args.pyg is not None:
             _check_count(args)
-            _check_for_graph(parser, args)
+            _check_for_graph(verb, args)
             # Imports torch, which tables do not need.
             from gigl_loader.commands.saved_graph import partition_saved_graph
 
             print(partition_saved_graph(args))
             return 0
         if args.library is not None:
-            _check_for_library(parser, args)
+            _check_for_library(verb, args)
             from gigl_loader.commands.partition_from import partition_or_copy
 
             print(partition_or_copy(args))
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     # One line for errors that the user can fix. Others keep their traceback: they are our bugs.
     except GiglLoaderError as error:
-        print(f"{parser.prog}: error: {in_shell_words(str(error), vars(args))}", file=sys.stderr)
+        print(f"{verb.prog}: error: {in_shell_words(str(error), vars(args))}", file=sys.stderr)
         return exit_code(error)
     print(report)
     took = f"{report.seconds:.1f} s" if report.seconds else "already there"
@@ -158,21 +159,21 @@ def _check_count(args: argparse.Namespace) -> None:
         raise ConfigError("give --num-partitions, the number of partitions to write")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gigl-loader partition",
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="example:\n  gigl-loader partition tables.yaml --root /data/graph "
-        "--num-partitions 4 --memory 4GB",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = verb_parser(
+        "partition",
+        "Turn tables, or a graph of another library, into partitions.",
+        "gigl-loader partition tables.yaml --root /data/graph --num-partitions 4 --memory 4GB",
     )
-    parser.add_argument(
+    graph = parser.add_argument_group("the graph")
+    graph.add_argument(
         "tables",
         nargs="?",
         metavar="PATH",
         help="YAML file that describes the tables; with --from, what its library wrote",
     )
-    parser.add_argument(
+    graph.add_argument(
         "--from",
         dest="library",
         choices=_LIBRARIES,
@@ -180,74 +181,76 @@ def _parser() -> argparse.ArgumentParser:
         "partitions, the directory of PyG's Partitioner or graphlearn-torch's, or "
         "the YAML file of a GiGL task",
     )
-    parser.add_argument(
+    graph.add_argument(
         "--pyg",
         metavar="FILE",
         help="a Data or HeteroData that torch.save wrote, in place of tables",
     )
-    parser.add_argument("--root", required=True, help="directory to write")
-    parser.add_argument(
+    graph.add_argument(
+        "--drop-dangling", action="store_true", help="leave out edges to unknown nodes"
+    )
+    partitions = parser.add_argument_group("the partitions")
+    partitions.add_argument("--root", required=True, help="directory to write, or its s3:// URL")
+    partitions.add_argument(
         "--num-partitions",
         type=int,
         help="number of partitions; with --from dgl, pyg and glt: left out to keep theirs",
     )
-    parser.add_argument(
+    partitions.add_argument(
         "--method",
         choices=METHODS,
-        help="who owns a node (default contiguous; with --from dgl and pyg as there); column and "
-        "ldg: for tables",
+        help="who owns a node; column and ldg: for tables (default: contiguous; with --from dgl "
+        "and pyg as there)",
     )
-    parser.add_argument(
+    partitions.add_argument(
         "--edge-dir",
         choices=("in", "out"),
         default="in",
-        help="direction in which loaders walk edges (default in)",
+        help="direction in which loaders walk edges",
     )
-    parser.add_argument("--seed", type=int, default=0, help="for random and metis (default 0)")
-    parser.add_argument("--memory", default="2GB", help="memory limit of the process (default 2GB)")
-    parser.add_argument("--scratch", help="directory for temporary files (default: beside --root)")
-    parser.add_argument("--threads", type=int, help="threads of the engine (default: one per CPU)")
-    parser.add_argument(
-        "--drop-dangling", action="store_true", help="leave out edges to unknown nodes"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace partitions at --root")
-    parser.add_argument(
+    partitions.add_argument("--seed", type=int, default=0, help="for random and metis")
+    partitions.add_argument("--overwrite", action="store_true", help="replace partitions at --root")
+    partitions.add_argument(
         "--format",
         choices=FORMATS,
         default="mapped",
         help="glt: the format of graphlearn-torch's own classes",
     )
-    parser.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="duckdb",
-        help="ray: joins and sorts as tasks of a Ray cluster",
-    )
-    parser.add_argument(
+    partitions.add_argument(
         "--time-attr",
         help="attribute of nodes to sample by: edges keep the "
         "times of neighbours (in YAML: time_attr)",
     )
-    parser.add_argument(
+    partitions.add_argument(
         "--order",
         choices=ORDERS,
         help="order of the rows of nodes; degree: those "
         "with most edges first, for training from disk (in YAML: order)",
     )
-    parser.add_argument(
+    partitions.add_argument(
         "--edge-rows",
         action="store_true",
         default=None,
         help="keep the row of each edge in its table, 8 bytes per edge (in YAML: edge_rows)",
     )
-    parser.add_argument(
+    partitions.add_argument(
         "--communities",
         type=int,
         metavar="N",
         help="with ldg and metis: also find N groups of nodes with many edges "
         "within, each in one partition (in YAML: communities)",
     )
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    run = parser.add_argument_group("the run")
+    run.add_argument("--memory", default="2GB", help="memory limit of the process")
+    run.add_argument("--scratch", help="directory for temporary files (default: beside --root)")
+    run.add_argument("--threads", type=int, help="threads of the engine (default: one per CPU)")
+    run.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="duckdb",
+        help="ray: joins and sorts as tasks of a Ray cluster",
+    )
+    run.add_argument("--quiet", action="store_true", help="show no progress")
     group = parser.add_argument_group("a graph of one type, without a YAML file")
     group.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")
     group.add_argument("--edges", help="files of edges")

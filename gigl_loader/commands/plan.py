@@ -25,6 +25,7 @@ from gigl_loader.commands.capacity.needs import (
 )
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.graph_store.status import add_security, host_and_port, security_of
+from gigl_loader.runtime.command_line import verb_parser
 from gigl_loader.runtime.sizes import NUMBER, parse_size, read_number
 from gigl_loader.runtime.system import told_to_end
 
@@ -46,19 +47,18 @@ _OF_A_JOB = (
 )
 """Options that `Job` has under the same name, with the same unit."""
 _OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
-_EXAMPLE = """example:
-  gigl-loader plan --nodes 111M --edges 1.6B --dim 128 --dtype float16 --num-neighbors 15,10 \\
+_EXAMPLES = """
+gigl-loader plan --nodes 111M --edges 1.6B --dim 128 --dtype float16 --num-neighbors 15,10 \\
     --batch-size 1024 --machines 16 --ranks-per-machine 8 --num-workers 2 --link 25Gbit --step-ms 40
-  gigl-loader plan --root /data/graph --num-neighbors 15,10 --machines 4
-  gigl-loader plan --calibrate costs.json
-  gigl-loader plan --answer STORAGE0:29700 --tls /etc/gigl    # on a second host, and on the first:
-  gigl-loader plan --calibrate costs.json --with STORAGE0:29700 --tls /etc/gigl"""
+gigl-loader plan --root /data/graph --num-neighbors 15,10 --machines 4
+gigl-loader plan --calibrate costs.json
+gigl-loader plan --answer STORAGE0:29700 --tls /etc/gigl    # on a second host, and on the first:
+gigl-loader plan --calibrate costs.json --with STORAGE0:29700 --tls /etc/gigl"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code: 0, or 2 where something is wrong with the input."""
-    parser = _parser()
-    args = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
+    args = parser().parse_args(_joined(sys.argv[1:] if argv is None else argv))
     try:
         _check(args)
         if args.answer is not None:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print("\n".join([table(plan, costs), *_gpu_lines(device)]))
     except GiglLoaderError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        print(f"gigl-loader plan: error: {error}", file=sys.stderr)
         return exit_code(error)
     return 0
 
@@ -119,24 +119,22 @@ def _check_is_writable(path: str | None) -> None:
         raise ConfigError(f"{path} cannot be written: this user may not")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gigl-loader plan",
-        description="Predict memory, speed and limits.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = verb_parser("plan", "Predict memory, speed and limits.", _EXAMPLES)
     graph = parser.add_argument_group("the graph: a directory, or figures")
     graph.add_argument("--root", help="partitions that partition_graph or partition_tables wrote")
     graph.add_argument("--nodes", type=count, help="number of nodes, such as 111M")
     graph.add_argument("--edges", type=count, help="number of edges, such as 1.6B")
     graph.add_argument("--dim", type=int, help="number of feature columns of nodes")
-    graph.add_argument("--dtype", choices=list(DTYPE_BYTES), help="type of the features")
+    graph.add_argument(
+        "--dtype", choices=list(DTYPE_BYTES), help="type of the features (default: float32)"
+    )
     graph.add_argument(
         "--degree-distribution",
         choices=("uniform", "power-law"),
         default="uniform",
-        help="degrees of the nodes, without --root (default uniform)",
+        help="degrees of the nodes, without --root",
     )
     graph.add_argument(
         "--remote-share",
@@ -149,9 +147,9 @@ def _parser() -> argparse.ArgumentParser:
         "--num-neighbors",
         type=fanouts,
         default=(15, 10),
-        help="neighbours per hop (default 15,10); -1 or all: all of them",
+        help="neighbours per hop; -1 or all: all of them (default: 15,10)",
     )
-    work.add_argument("--batch-size", type=int, default=1024, help="seeds per batch (default 1024)")
+    work.add_argument("--batch-size", type=int, default=1024, help="seeds per batch")
     work.add_argument(
         "--step-ms", type=float, default=0.0, help="milliseconds of the model per batch"
     )
@@ -159,19 +157,19 @@ def _parser() -> argparse.ArgumentParser:
         "--remote-cache",
         type=cache_size,
         default=0.0,
-        help="cache of remote rows: a share such as 20%%, or 2GB per machine",
+        help="cache of remote rows: a share such as 20%%, or 2GB per machine (default: none)",
     )
     machines = parser.add_argument_group("the machines")
     machines.add_argument(
         "--deployment",
         choices=("colocated", "graph-store"),
         default="colocated",
-        help="where sampling runs (default colocated)",
+        help="where sampling runs",
     )
     machines.add_argument(
         "--machines",
         type=int,
-        help="machines that train (default 1; colocated: the number of partitions in --root)",
+        help="machines that train (default: 1; colocated: the number of partitions in --root)",
     )
     machines.add_argument(
         "--num-servers",
@@ -182,26 +180,23 @@ def _parser() -> argparse.ArgumentParser:
         "--jobs",
         type=int,
         default=1,
-        help="equal jobs that use the graph store at once; seeds/s are of one of them (default 1)",
+        help="equal jobs that use the graph store at once; seeds/s are of one of them",
     )
     machines.add_argument(
-        "--ranks-per-machine",
-        type=int,
-        default=1,
-        help="training processes per machine (default 1)",
+        "--ranks-per-machine", type=int, default=1, help="training processes per machine"
     )
     machines.add_argument(
         "--num-workers",
         type=int,
         default=1,
-        help="workers per rank; in a graph store per rank and server (default 1)",
+        help="workers per rank; in a graph store per rank and server",
     )
     machines.add_argument(
         "--all-edges",
         action="store_true",
         help='the edges of all partitions are on each machine, by edges="all"',
     )
-    machines.add_argument("--cores", type=int, default=16, help="cores per machine (default 16)")
+    machines.add_argument("--cores", type=int, default=16, help="cores per machine")
     machines.add_argument(
         "--memory", type=gigabytes, metavar="GB", help="memory per machine, such as 64GB"
     )
@@ -222,10 +217,19 @@ def _parser() -> argparse.ArgumentParser:
         type=gigabytes,
         default=1.0,
         metavar="GB",
-        help="bytes per second that the disk reads (default 1GB)",
+        help="bytes per second that the disk reads (default: 1GB)",
     )
     machines.add_argument("--encrypted", action="store_true", help="connections use TLS")
-    parser.add_argument("--costs", help="a file of --calibrate (default: costs in this package)")
+    machines.add_argument(
+        "--costs",
+        metavar="FILE",
+        help="a file that --calibrate wrote on such a machine (default: costs in this package)",
+    )
+    output = parser.add_argument_group("the output")
+    output.add_argument("--json", action="store_true", help="print JSON")
+    output.add_argument(
+        "--picture", metavar="FILE", help="draw seeds/s over the number of machines"
+    )
     measure = parser.add_argument_group("measuring machines")
     measure.add_argument(
         "--calibrate", metavar="FILE", help="measure this machine for a minute, and write its costs"
@@ -244,10 +248,6 @@ def _parser() -> argparse.ArgumentParser:
         help="be the second host, and listen at this address",
     )
     add_security(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--picture", metavar="FILE", help="draw seeds/s over the number of machines"
-    )
     return parser
 
 

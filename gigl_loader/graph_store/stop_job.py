@@ -10,24 +10,21 @@ from collections.abc import Sequence
 
 from gigl_loader.errors import GiglLoaderError, exit_code
 from gigl_loader.graph_store.status import add_security, host_and_port, security_of
+from gigl_loader.runtime.command_line import verb_parser
 from gigl_loader.runtime.transport import Caller
 
 _TIMEOUT_S = 30.0
 
-_EXAMPLE = """example:
-  gigl-loader stop-job nightly STORAGE0:29600 --tls /etc/gigl
-`gigl-loader status STORAGE0:29600` prints the names of jobs. The job's compute processes raise
-JobStoppedError; those of other jobs notice nothing.
+_EXAMPLE = "gigl-loader stop-job nightly STORAGE0:29600 --tls /etc/gigl"
+_MORE = """`gigl-loader status STORAGE0:29600` prints the names of jobs. The job's compute processes
+raise JobStoppedError; those of other jobs notice nothing.
 """
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(
-        prog="gigl-loader stop-job",
-        description="End a job: free what it has on all storage servers.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = verb_parser(
+        "stop-job", "End a job: free what it has on all storage servers.", _EXAMPLE, _MORE
     )
     parser.add_argument("name", metavar="NAME", help="the job's name")
     parser.add_argument("where", metavar="HOST:PORT", type=host_and_port, help="storage server 0")
@@ -39,12 +36,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="longest wait for the response",
     )
     add_security(parser)
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
-    args = parse(argv)
+    args = parser().parse_args(argv)
     deadline = time.monotonic() + args.timeout
     host, port = args.where
     try:

@@ -16,7 +16,7 @@ import torch
 import torch_geometric.nn as pyg
 
 from gigl_loader import GraphStoreInfo
-from gigl_loader.commands import infer
+from gigl_loader.commands import infer, infer_run
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.graph_store import status
 from gigl_loader.graph_store.client.compute_process import job_name_of
@@ -98,10 +98,10 @@ def test_without_torchrun_it_is_one_process_and_a_job_of_its_own(
     names: list[str] = []
 
     def note_jobs(*args: Any, **how: Any) -> Any:
-        names.extend(name for name in endpoints[0].status()["jobs"] if name)
+        names.extend(endpoints[0].status()["jobs"])
         return full_graph_inference(*args, **how)
 
-    monkeypatch.setattr(infer, "full_graph_inference", note_jobs)
+    monkeypatch.setattr(infer_run, "full_graph_inference", note_jobs)
     assert infer.main(arguments) == 0
     _check(tmp_path, 1)
     assert infer.main([*arguments, "--job", "nightly"]) == 0, "with nothing left to compute"
@@ -131,7 +131,7 @@ def test_ranks_of_a_launcher_have_the_name_that_init_compute_process_gives(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_ADDR", "compute0")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    name = infer._job_name(None)
+    name = infer_run._job_name(None)
     assert job_name_of(name, info_of_servers(2, "storage0", 29600)) == "compute0:29500"
 
 
@@ -217,8 +217,8 @@ def layers():
 SOON_GIVEN_UP = """
 import sys
 from functools import partial
-from gigl_loader.commands import infer
-infer.RemoteDistDataset = partial(infer.RemoteDistDataset, reconnect_timeout=0.0)
+from gigl_loader.commands import infer, infer_run
+infer_run.RemoteDistDataset = partial(infer_run.RemoteDistDataset, reconnect_timeout=0.0)
 sys.exit(infer.main(sys.argv[1:]))
 """
 """The command, which waits for no server that is lost to come back: a minute, otherwise."""

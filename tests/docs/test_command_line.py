@@ -9,7 +9,7 @@ from gigl_loader.commands import cli
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/guide/command_line.md").read_text()
-VERBS = [verb for verb, (where, _) in cli.VERBS.items() if cli._is_installed(where)]
+VERBS = list(cli.VERBS)
 VARIABLE = re.compile(r"\b(?:GIGL|COMPUTE_CLUSTER|NUMBA|GLOO|RAY_ADDRESS)(?:_[A-Z]+)*\b")
 OPTION = re.compile(r"--[a-z][a-z_-]+")
 

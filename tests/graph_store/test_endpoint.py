@@ -150,7 +150,7 @@ def test_a_cluster_of_which_a_server_is_away_is_not_well(monkeypatch, capsys):
     security = Security.resolve()
 
     def asked(endpoint):
-        code = status.main([f"{HOST}:{endpoint.address[1]}", "--timeout=20"])
+        code = status.main([f"{HOST}:{endpoint.address[1]}", "--json", "--timeout=20"])
         return code, json.loads(capsys.readouterr().out)
 
     def server(rank, leader=None):

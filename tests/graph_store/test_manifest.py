@@ -71,7 +71,7 @@ def _status_arguments(container: dict[str, Any], probe: str) -> Any:
     assert (shell, option) == ("sh", "-c")
     words = line.replace("$POD_IP", "10.0.0.7").split()
     assert words[:2] == ["gigl-loader", "status"]
-    asked = status.parse(words[2:])
+    asked = status.parser().parse_args(words[2:])
     assert asked.timeout < container[probe]["timeoutSeconds"], "it says why, and is not cut off"
     return asked
 

@@ -28,7 +28,7 @@ def test_it_asks_a_server_for_its_status(monkeypatch, capsys) -> None:
     listener.start()
     try:
         where = f"127.0.0.1:{listener.address[1]}"
-        assert _run(monkeypatch, "--status", where) == 0
+        assert _run(monkeypatch, "--status", "--json", where) == 0
         assert json.loads(capsys.readouterr().out) == health
         health["health"] = "storage server 1 is gone"
         assert _run(monkeypatch, "--status", where) != 0, "the command's exit code is passed on"

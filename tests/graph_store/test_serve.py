@@ -16,7 +16,7 @@ import pytest
 
 from gigl_loader import partition_graph
 from gigl_loader.errors import ConfigError
-from gigl_loader.graph_store.serve import main, parse_serve, serve
+from gigl_loader.graph_store.serve import check, main, parse_serve, serve
 from gigl_loader.testing import wait_until
 from tests.graph_store.store_cluster import HOST, free_port, tiny_graph
 from tests.support.scripts import ForkedPython, run_python
@@ -29,7 +29,7 @@ SERVE = [sys.executable, "-m", "gigl_loader.graph_store.serve"]
 
 
 def _ask(port, **environment):
-    words = "-m", "gigl_loader", "status", f"{HOST}:{port}", "--timeout=20"
+    words = "-m", "gigl_loader", "status", f"{HOST}:{port}", "--json", "--timeout=20"
     return run_python(*words, environment={**ENVIRONMENT, **environment}, timeout_s=120)
 
 
@@ -57,7 +57,7 @@ def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
         assert status["clients"] == []
         with urllib.request.urlopen(f"http://{HOST}:{metrics}/metrics", timeout=60) as answer:
             assert b'gigl_loader_serving{server="0"} 1.0' in answer.read()
-        words = *SERVE[1:], "--status", f"{HOST}:{port}"
+        words = *SERVE[1:], "--status", "--json", f"{HOST}:{port}"
         old = run_python(*words, environment=ENVIRONMENT)
         assert json.loads(old.stdout)["pid"] == server.pid
         stranger = _ask(port, GIGL_LOADER_CLUSTER_TOKEN="another", GIGL_LOADER_TLS_DIR="")
@@ -106,19 +106,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What `serve` asks for, in place of a server: one whose host is "bug" has one."""
+    """What `serve` asks for, in place of a server: one whose metrics are at "bug" has one."""
     found: list[tuple[Any, ...]] = []
 
     @contextlib.contextmanager
     def process(rank: int, info: Any, dataset: Any, **how: Any) -> Iterator[Any]:
-        if how["host"] == "bug":
+        if how["metrics_host"] == "bug":
             raise KeyError("a bug")
         found.append((rank, info, dataset.partition_idx, how))
         others = list(dataset.view().other_edges)
         assert others == ([1 - dataset.partition_idx] if how["host"] == "all edges" else [])
         yield SimpleNamespace(wait=lambda: 5)
 
-    monkeypatch.setattr("gigl_loader.graph_store.serve.init_storage_process", process)
+    monkeypatch.setattr(
+        "gigl_loader.graph_store.server.storage_process.init_storage_process", process
+    )
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     return found
@@ -151,7 +153,7 @@ def test_a_server_is_told_by_torchrun_who_it_is(served: Any, root: str, monkeypa
 def test_a_server_says_where_it_listens(served: Any, root: str) -> None:
     one, several = [root], [root, "--num-servers=2", "--rank=1"]
     with pytest.raises(ConfigError, match="give --master-port 7000 in place of --port"):
-        serve(parse_serve([*one, "--port=7000"]))
+        check(parse_serve([*one, "--port=7000"]))
     for flags in ([*one, "--port=29600"], [*several, "--port=7000", "--host=10.0.0.2"]):
         serve(parse_serve(flags))
     how = served.pop()[-1]
@@ -163,4 +165,4 @@ def test_only_errors_that_say_what_to_do_are_told_without_a_traceback(root: str,
     assert main([root, "--port=7000"]) == 2
     assert "ConfigError: the only server listens on --master-port" in caplog.text
     with pytest.raises(KeyError, match="a bug"):
-        main([root, "--host=bug"])
+        main([root, "--metrics-host=bug", f"--master-port={free_port()}"])

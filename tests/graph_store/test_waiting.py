@@ -123,10 +123,10 @@ def test_another_service_says_what_it_answered():
 
 def test_whom_to_ask_for_its_status(capsys):
     with pytest.raises(SystemExit):
-        status.parse(["storage0"])
+        status.parser().parse_args(["storage0"])
     assert "HOST:PORT, got 'storage0'" in capsys.readouterr().err
-    assert status.parse(["storage0:1"]).where == ("storage0", 1)
-    assert status.parse(["[::1]:1"]).where == ("::1", 1)
+    assert status.parser().parse_args(["storage0:1"]).where == ("storage0", 1)
+    assert status.parser().parse_args(["[::1]:1"]).where == ("::1", 1)
     with pytest.raises(SystemExit):
         parse_serve([])
     assert "--root" in capsys.readouterr().err

@@ -33,6 +33,30 @@ ORDERS = ("ids", "degree")
 """Orders of the rows of nodes in a partition: see `partition_graph`."""
 
 
+def check_root(root: FilePath) -> None:
+    """Check that ``root`` is there, a directory or the URL of one; its files are not read.
+
+    Raises:
+        ConfigError: It is not.
+        ObjectStorageError: Object storage failed.
+    """
+    if is_url(root):
+        ObjectFolder(str(root)).size(ROOT_FILE)
+    elif not (path := Path(root)).is_dir():
+        what = "is a file, not a directory" if path.exists() else "does not exist"
+        raise ConfigError(
+            f"root={str(path)!r} {what}: give the directory that partition_graph wrote; "
+            f"{_nearest(path)}"
+        )
+
+
+def _nearest(path: Path) -> str:
+    """Return the longest existing part of a mistyped path, as text."""
+    existing = next(parent for parent in path.absolute().parents if parent.exists())
+    names = sorted(entry.name for entry in existing.iterdir())[:5] if existing.is_dir() else []
+    return f"of it {existing} exists and holds {names}"
+
+
 def check_format(format: Any) -> None:
     """Check the name of a format of partition directories."""
     if format not in FORMATS:

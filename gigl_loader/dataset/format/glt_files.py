@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset.format.directory import check_root
 from gigl_loader.dataset.format.fetched_root import opened_root
 from gigl_loader.dataset.format.mapped import (
     ROOT_FILE,
@@ -459,13 +460,6 @@ class _TensorUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a partition directory")
 
 
-def _nearest(path: Path) -> str:
-    """Return the longest existing part of a mistyped path, as text."""
-    existing = next(parent for parent in path.absolute().parents if parent.exists())
-    names = sorted(entry.name for entry in existing.iterdir())[:5] if existing.is_dir() else []
-    return f"of it {existing} exists and holds {names}"
-
-
 def _open(path: Path) -> io.BufferedReader:
     try:
         return path.open("rb")
@@ -478,12 +472,7 @@ def _open(path: Path) -> io.BufferedReader:
 
 def _load_meta(root: Path) -> dict[str, Any]:
     path = root / "META"
-    if not root.is_dir():
-        what = "is a file, not a directory" if root.exists() else "does not exist"
-        raise ConfigError(
-            f"root={str(root)!r} {what}: give the directory that partition_graph wrote; "
-            f"{_nearest(root)}"
-        )
+    check_root(root)
     with _open(path) as file:
         try:
             meta = _TensorUnpickler(file).load()

@@ -519,8 +519,8 @@ class StorageService(PartitionAnswers, DistServer):
         shared: dict[int, SharedProducer],
         states: dict[int, dict[str, Any]],
     ) -> dict[str, dict[str, Any]]:
-        """Return the state of each job by name, and under an empty one that of other clients."""
-        numbers: dict[str, list[int]] = {name: [] for name in ("", *ranks)}
+        """Return the state of each job by name; under an empty one that of producers of none."""
+        numbers: dict[str, list[int]] = {name: [] for name in ranks}
         for number, producer in shared.items():
             numbers.setdefault(_job_of(producer.clients[0]), []).append(number)
         return {

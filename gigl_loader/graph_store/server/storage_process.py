@@ -6,7 +6,6 @@ Its `Endpoint` is its side of the network: it listens, hands on requests, and en
 import atexit
 import contextlib
 import gc
-import ipaddress
 import logging
 import signal
 import time
@@ -17,7 +16,7 @@ from typing import Any
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.identity import check_enough, check_position
-from gigl_loader.errors import ConfigError, PeerError, PeerLostError
+from gigl_loader.errors import PeerError, PeerLostError
 from gigl_loader.graph_store.server.client_ids import Visitor, scope_of
 from gigl_loader.graph_store.server.leader import LeaderLink
 from gigl_loader.graph_store.server.member import Member
@@ -25,6 +24,11 @@ from gigl_loader.graph_store.server.metrics import MetricsListener
 from gigl_loader.graph_store.server.presence import Presence
 from gigl_loader.graph_store.server.rendezvous_host import ServerRendezvous
 from gigl_loader.graph_store.server.service import StorageService, caller
+from gigl_loader.graph_store.server.settings import (
+    JOIN_TIMEOUT_S,
+    check_settings,
+    listening_address,
+)
 from gigl_loader.graph_store.wire.calls import Call
 from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo
 from gigl_loader.graph_store.wire.membership import (
@@ -34,33 +38,19 @@ from gigl_loader.graph_store.wire.membership import (
     Role,
     WaitReport,
     Watch,
-    check_max_jobs,
-    check_patience,
 )
 from gigl_loader.graph_store.wire.requests import FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.graph_store.wire.signatures import CALLS, PartitionSignatures
 from gigl_loader.runtime.glt_classes import Dataset, _set_server_context
 from gigl_loader.runtime.logs import answering, know
-from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.runtime.system import told_to_end
 from gigl_loader.runtime.threads import new_thread
-from gigl_loader.runtime.transport import (
-    EndReason,
-    Listener,
-    Method,
-    Peer,
-    Security,
-    address_towards,
-    refuse_loopback_name,
-    refuse_unspecified,
-)
+from gigl_loader.runtime.transport import EndReason, Listener, Method, Peer, Security
 from gigl_loader.sampler.kernels.kernel_loaders import LOADERS
-from gigl_loader.sampler.options import DEFAULT_RECONNECT_S, check_reconnect
+from gigl_loader.sampler.options import DEFAULT_RECONNECT_S
 
 _log = logging.getLogger(__name__)
 
-# servers load their partitions at their own pace, and server 0 may be started last
-JOIN_TIMEOUT_S = 600.0
 _LOOK_S = 0.25
 """Seconds between two checks whether a waiting server was told to end."""
 # a quarter of the shortest grace that depends on it (`KILLED_GRACE_S`)
@@ -257,7 +247,7 @@ class Endpoint(Presence):
         """Return which ranks of each job are here, by name."""
         jobs: dict[str, list[int]] = {}
         for member in self._attendance.members.values():
-            if member.job is not None:
+            if member.job is not None and member.join.role is Role.CLIENT:
                 jobs.setdefault(member.join.job_name, []).append(member.join.rank)
         return {name: sorted(ranks) for name, ranks in jobs.items()}
 
@@ -448,23 +438,21 @@ def init_storage_process(
     """
     # refuse whatever can be refused before anything listens or starts
     num_servers = cluster_info.num_storage_nodes
-    if not 0 <= storage_rank < num_servers:
-        raise ConfigError(f"storage_rank must be in [0, {num_servers}), got {storage_rank}")
-    if num_jobs is not None and num_jobs < 1:
-        raise ConfigError(f"num_jobs must be at least 1, or None: until told, got {num_jobs}")
-    check_max_jobs(max_jobs)
-    check_patience(network_timeout)
-    check_reconnect(reconnect_timeout)
-    most_bytes = None
-    if channel_memory is not None:
-        most_bytes = parse_size(channel_memory, "channel_memory")
+    most_bytes = check_settings(
+        storage_rank,
+        num_servers,
+        num_jobs=num_jobs,
+        max_jobs=max_jobs,
+        channel_memory=channel_memory,
+        network_timeout=network_timeout,
+        reconnect_timeout=reconnect_timeout,
+    )
     security = Security.resolve(tls_dir, token, insecure)
     held = DistDataset.wrap(dataset)
     check_enough(held.num_partitions, held.partition_idx, num_servers, who="storage server")
     check_position(held.num_partitions, held.partition_idx, storage_rank, num_servers)
     master, master_port = cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port
-    address = host or (_master_address(master) if storage_rank == 0 else address_towards(master))
-    refuse_unspecified(address)
+    address = listening_address(storage_rank, master, host)
     # `for_workers`, as each of them would make its own certificate otherwise
     server = StorageService(
         held,
@@ -576,18 +564,3 @@ def run_storage_server(
     jobs = num_server_sessions
     with init_storage_process(storage_rank, cluster_info, dataset, num_jobs=jobs, **how) as server:
         return server.wait(timeout_seconds)
-
-
-def _master_address(host: str) -> str:
-    """Return the address on which server 0 listens: the one by which others know it.
-
-    Raises:
-        ConfigError: It is a name that means only this machine here, and more to others; or none.
-    """
-    try:
-        # an address is the same everywhere; a name may mean something else on another machine
-        ipaddress.ip_address(host)
-    except ValueError:
-        if host != "localhost":
-            refuse_loopback_name(host)
-    return host

@@ -3,8 +3,8 @@
 import argparse
 
 
-def add_cache(parser: argparse.ArgumentParser) -> None:
-    """Add the options of copies of object storage, see `DistDataset.load`."""
+def add_cache(parser: argparse._ActionsContainer) -> None:
+    """Add the options of copies of object storage to a parser or group, see `DistDataset.load`."""
     parser.add_argument(
         "--cache-dir",
         metavar="DIR",
