@@ -59,7 +59,8 @@ def init_compute_process(
 
     If a process group is up, it uses that, with its rank and world size, and
     `shutdown_compute_process` leaves it up. It waits for servers that still load, and names them in
-    the log. Call it once per process.
+    the log. Call it once per process. A job of one process, such as a notebook, needs no launcher
+    and no environment; give it a ``job``.
 
     Args:
         local_rank: This process on its machine; ignored if a process group is up.
@@ -78,7 +79,7 @@ def init_compute_process(
         network_timeout: Longest outage of the network in seconds; the same as on the servers.
 
     Raises:
-        UsageError: This process has joined already.
+        UsageError: This process has joined already; or several processes have no launcher.
         JoinRefusedError: The servers do not let this process in; or another service is there.
         PeerTimeoutError: A server or another compute process did not come in time.
         ConfigError: A value cannot work.
@@ -207,7 +208,7 @@ def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:
     """Return the rank of this process among all compute processes.
 
     ``RANK`` is the machine's rank if one process per machine was started, which starts the others;
-    if torchrun started them all, it is ``GROUP_RANK``.
+    if torchrun started them all, it is ``GROUP_RANK``. A job of one process needs neither.
 
     Raises:
         ConfigError: ``local_rank`` is out of range.
@@ -215,6 +216,8 @@ def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:
     per_node = cluster_info.num_processes_per_compute
     if not 0 <= local_rank < per_node:
         raise ConfigError(f"local_rank must be in [0, {per_node}), got {local_rank}")
+    if cluster_info.compute_cluster_world_size == 1 and "RANK" not in os.environ:
+        return 0
     # torchrun may also have started one process per machine, which starts the others: then its
     # LOCAL_WORLD_SIZE is 1, and its RANK is the machine's
     by_torchrun = "GROUP_RANK" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") == str(per_node)
@@ -231,6 +234,11 @@ def _start_group(
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if has_agent and os.environ.get("MASTER_PORT") == str(port):
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=_GROUP_TIMEOUT)
+        return
+    # a port would be one that another notebook of this machine has
+    if world_size == 1:
+        alone = dist.HashStore()  # type: ignore[attr-defined]  # torch does not declare it
+        dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=_GROUP_TIMEOUT)
         return
     # torch's own tcp:// would look for the store of torchrun's agent on this port
     # all have joined the cluster by now, but the last one may be slightly behind
