@@ -71,6 +71,7 @@ FACES = {
         "fetch": "Fetch StoredFile",
         "file_systems": "file_system_of",
         "folder_cache": "Cache CachedFolder hold",
+        "folder_cache": "Cache CachedFolder distrust hold is_of_a_cache",
         "object_folder": "ObjectFolder checked_url is_url",
     },
     "runtime/ranks": {

@@ -15,6 +15,7 @@ from gigl_loader.dataset.format.mapped_reader import Edges
 from gigl_loader.dataset.partition.checks import check_partitions
 from gigl_loader.dataset.schema import FilePath
 from gigl_loader.errors import ConfigError, explained_limits
+from gigl_loader.runtime.digests import digest_of
 from gigl_loader.runtime.object_storage.fetch import StoredFile
 from gigl_loader.runtime.object_storage.folder_cache import Cache, CachedFolder
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url
@@ -70,7 +71,7 @@ def opened_root(
         read = every if edges == "all" else chosen
         with explained_limits(f"fetching {root} into {copy.path}"):
             names = {f"part{k}/{mapped.PART_FILE}": header.parts[k] for k in read}
-            sizes = {name: source.size(name) for name in names if not (copy.path / name).exists()}
+            sizes = {n: source.size(n) for n, digest in names.items() if not _has(copy, n, digest)}
             copy.fetch([StoredFile(n, size, [names[n]], size) for n, size in sizes.items()], note)
             parts = [
                 mapped.read_part_manifest(copy.path, header, k, edges_only=k not in chosen)
@@ -78,6 +79,15 @@ def opened_root(
             ]
             _fetch(copy, [shared, *parts] if parts else [], progress)
         yield copy.path
+
+
+def _has(copy: CachedFolder, name: str, digest: str) -> bool:
+    """Return whether a manifest is in the copy; one that is damaged is removed."""
+    path = copy.path / name
+    is_right = path.exists() and digest_of(path.read_bytes()) == digest
+    if not is_right:
+        path.unlink(missing_ok=True)
+    return is_right
 
 
 def _fetch(copy: CachedFolder, parts: list[mapped.Part], progress: bool | None) -> None:

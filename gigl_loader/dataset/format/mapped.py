@@ -306,8 +306,19 @@ def check_size(path: Path, spec: ArraySpec) -> FileStamp:
     return stamp
 
 
-def verify_file(path: Path, spec: ArraySpec, stop: threading.Event | None = None) -> None:
+def verify_file(
+    path: Path,
+    spec: ArraySpec,
+    stop: threading.Event | None = None,
+    advice: str = "copy the file again, or partition the graph again",
+) -> None:
     """Compare a file of a manifest with its checksums.
+
+    Args:
+        path: The file.
+        spec: What the manifest says of it.
+        stop: Once it is set, the rest is not compared.
+        advice: What to do if a block is wrong.
 
     Raises:
         ConfigError: It is missing or has changed; the message names it, and the block.
@@ -320,7 +331,7 @@ def verify_file(path: Path, spec: ArraySpec, stop: threading.Event | None = None
             end = min(start + BLOCK_BYTES, spec.nbytes)
             raise ConfigError(
                 f"{path} has changed since it was written: bytes {start} to {end} do not match "
-                "their checksum; copy the file again, or partition the graph again"
+                f"their checksum; {advice}"
             )
 
 

@@ -17,6 +17,7 @@ from gigl_loader.dataset.format.mapped import (
     LOOKUPS,
     PARQUET,
     ROOT_FILE,
+    ArraySpec,
     FileStamp,
     Header,
     Part,
@@ -53,7 +54,7 @@ from gigl_loader.runtime.memory.tensors import (
     empty_shared,
     share_tensor,
 )
-from gigl_loader.runtime.object_storage.folder_cache import hold
+from gigl_loader.runtime.object_storage.folder_cache import distrust, hold, is_of_a_cache
 from gigl_loader.runtime.progress import note
 from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
 
@@ -194,7 +195,7 @@ class OriginalIds:
         path, spec = self._shared.folder / name, self._shared.files.get(name)
         # here, where all of it is read: the background comparison may not have reached it
         if spec is not None and not self._is_compared:  # None: the previous format version
-            verify_file(path, spec)
+            _compare(self._shared.folder, path, spec)
             self._is_compared = True
         return path
 
@@ -489,7 +490,7 @@ class MappedPart:
         """Compare all files that are read with their checksums."""
         for part in self._parts:
             for path, spec in part.paths():
-                verify_file(path, spec, self._stop)
+                _compare(self.root, path, spec, self._stop)
 
     def verify_in_background(self) -> None:
         """Start the comparison; `check` raises its errors."""
@@ -533,6 +534,22 @@ class MappedPart:
     def close(self) -> None:
         """End the background comparison, if it is running."""
         self._stop.set()
+
+
+def _compare(root: Path, path: Path, spec: ArraySpec, stop: threading.Event | None = None) -> None:
+    """Compare a file of ``root`` with its checksums, as `verify_file` does.
+
+    Raises:
+        ConfigError: It has changed; if it is a copy of one in object storage, what is wrong in it
+            is fetched by the next who loads it.
+    """
+    if not is_of_a_cache(root):
+        return verify_file(path, spec, stop)
+    try:
+        verify_file(path, spec, stop, "load it again from its URL, which fetches what is damaged")
+    except ConfigError:
+        distrust(root)
+        raise
 
 
 def _read_into(path: Path, target: Tensor, nbytes: int) -> None:

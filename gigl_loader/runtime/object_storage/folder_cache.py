@@ -4,10 +4,13 @@
 
     CACHEDIR.TAG                tells programs that make backups to leave the folder out
     read/<digest>/              a folder with the manifest of that digest, whole or in part
+    read/<digest>/.checked/     notes of its files that were compared: see `checked_files`
     write/<digest>/             what is about to be uploaded, by the digest of its URL
 
 A folder's name is the digest of its manifest, which has the checksums of all else: the same graph
-under two URLs is kept once, and a new graph under an old URL is another folder.
+under two URLs is kept once, and a new graph under an old URL is another folder. A file counts as
+there if it is as it was when its blocks were compared with their checksums; else they are compared
+again, and those that are wrong are fetched, before anyone reads it.
 
 Locks are the kernel's (``flock``): they end with the process that holds them. Who uses a folder
 holds a shared lock on it, so it is not evicted. One process at a time fetches into it, by an
@@ -27,7 +30,12 @@ from pathlib import Path
 
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ResourceError
 from gigl_loader.runtime.digests import digest_of
-from gigl_loader.runtime.object_storage.fetch import Fetch, StoredFile, is_there
+from gigl_loader.runtime.object_storage.checked_files import (
+    forget_checks,
+    is_checked,
+    note_as_checked,
+)
+from gigl_loader.runtime.object_storage.fetch import Fetch, StoredFile
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url
 from gigl_loader.runtime.sizes import parse_size, size_in_words
 
@@ -62,7 +70,20 @@ class InUse:
 
 def hold(folder: Path) -> InUse | None:
     """Return a lock that keeps ``folder`` from being evicted; None: it is not of a cache."""
-    return InUse(folder) if (folder.parent.parent / _TAG).exists() else None
+    return InUse(folder) if is_of_a_cache(folder) else None
+
+
+def distrust(folder: Path) -> None:
+    """Let the next who opens ``folder`` of a cache compare all its files, and fetch what is wrong.
+
+    What is wrong need not be in one file alone.
+    """
+    forget_checks(folder)
+
+
+def is_of_a_cache(folder: Path) -> bool:
+    """Return whether ``folder`` is the copy of one in object storage."""
+    return (folder.parent.parent / _TAG).exists()
 
 
 class Cache:
@@ -165,7 +186,11 @@ class CachedFolder:
         self._cache, self.source, self.path = cache, source, path
 
     def fetch(self, files: Sequence[StoredFile], on_bytes: Callable[[int], None]) -> None:
-        """Fetch the files that are not there; ``on_bytes`` as for `Fetch.run`.
+        """Fetch the files, or blocks of them, that are not there or were changed on the disk.
+
+        Args:
+            files: Some files of the folder.
+            on_bytes: As for `Fetch.run`.
 
         Raises:
             ConfigError: An object is missing or damaged, or ``cache_size`` is too small.
@@ -173,7 +198,7 @@ class CachedFolder:
             PeerTimeoutError: Another process fetches them, and is stuck.
             ResourceError: The disk is too small.
         """
-        if all(is_there(self.path, file) for file in files):
+        if not self._unchecked(files):
             return
         with (self.path / ".fetching").open("a") as mutex:
             _lock(mutex.fileno(), fcntl.LOCK_EX, self.path)
@@ -183,9 +208,13 @@ class CachedFolder:
                 on_bytes(nbytes)
 
             note(0)
-            fetch = Fetch(self.source, self.path, files)
+            # another process may have fetched them meanwhile
+            fetch = Fetch(self.source, self.path, self._unchecked(files))
             self._cache.make_room(fetch, self.path)
-            fetch.run(note)
+            fetch.run(note, lambda file: note_as_checked(self.path, file.name))
+
+    def _unchecked(self, files: Sequence[StoredFile]) -> list[StoredFile]:
+        return [file for file in files if not is_checked(self.path, file.name)]
 
 
 def _lock(fd: int, kind: int, what: Path) -> None:
@@ -217,7 +246,7 @@ def _size(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # a file that has just got its final name
-            total += path.stat().st_size
+            total += path.stat().st_size if path.is_file() else 0
     return total
 
 

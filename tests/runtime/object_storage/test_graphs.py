@@ -3,6 +3,7 @@
 import json
 import logging
 import pickle
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from gigl_loader.graph_store.gigl_storage_dataset import build_storage_dataset
 from gigl_loader.graph_store.serve import parse_serve
 from gigl_loader.partitioning.split_links import split_partitions
 from gigl_loader.runtime.object_storage import object_folder as object_storage
+from gigl_loader.runtime.object_storage.checked_files import note_as_checked
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
-from gigl_loader.testing import batch_digest
+from gigl_loader.testing import batch_digest, wait_until
 from tests.runtime.object_storage.object_server import Fault, failing, flip
 
 MANIFEST = "gigl_loader.json"
@@ -75,6 +77,65 @@ def test_batches_are_those_of_a_local_graph(storage, tmp_path) -> None:
     mapped = DistDataset.load(storage.url, 0, mmap=True, edges="all")
     assert _batches(pickle.loads(pickle.dumps(mapped))) == expected
     assert _batches(build_storage_dataset(storage.url)) == expected
+
+
+def _is_comparing() -> bool:
+    return any(thread.name == "gigl_loader.verify" for thread in threading.enumerate())
+
+
+def _damage(cache: Path, pattern: str, nbytes: int = 64) -> Path:
+    """Overwrite the last bytes of a file of the cache."""
+    (path,) = cache.glob(f"read/*/{pattern}")
+    with path.open("r+b") as file:
+        file.seek(-nbytes, 2)
+        file.write(bytes(byte ^ 0x5A for byte in path.read_bytes()[-nbytes:]))
+    return path
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_copy_that_was_changed_on_the_disk_is_mended_before_it_is_read(
+    storage, tmp_path, mmap
+) -> None:
+    partition_graph(_graph(), 1, storage.url, progress=False)
+    expected = _batches(DistDataset.load(storage.url, 0))
+    storage.proxy.requests.clear()
+    damaged = {
+        "part0/node_features/*/values.bin",
+        "part0/edges/*/indices.bin",
+        "part0/manifest.json",
+    }
+    for pattern in damaged:
+        _damage(tmp_path / "cache", pattern, 16)
+    dataset = DistDataset.load(storage.url, 0, mmap=mmap)
+    assert _batches(dataset) == expected
+    dataset.verify()
+    # only what was damaged
+    fetched = {r.key.split("/part0/")[1] for r in storage.proxy.requests if "/part0/" in r.key}
+    assert len(fetched) == len(damaged)
+    storage.proxy.requests.clear()
+    assert _batches(DistDataset.load(storage.url, 0, mmap=mmap)) == expected
+    assert not [r for r in storage.proxy.requests if "/part0/" in r.key]
+
+
+@pytest.mark.parametrize("verify", ["background", "now"])
+def test_a_check_that_fails_lets_the_next_load_fetch_what_is_wrong(
+    storage, tmp_path, verify
+) -> None:
+    partition_graph(_graph(), 1, storage.url, progress=False)
+    expected = _batches(DistDataset.load(storage.url, 0))
+    # as a disk that gives other bytes: nothing that the system notes of a file tells it
+    path = _damage(tmp_path / "cache", "part0/node_features/*/values.bin")
+    note_as_checked(path.parents[3], path.relative_to(path.parents[3]).as_posix())
+
+    def used() -> None:
+        dataset = DistDataset.load(storage.url, 0, verify=verify)
+        wait_until(lambda: not _is_comparing(), "the files are compared", 60)
+        _batches(dataset)
+
+    with pytest.raises(ConfigError, match=r"values\.bin .*load it again from its URL") as raised:
+        used()
+    assert "bytes 0 to 160" in str(raised.value)
+    assert _batches(DistDataset.load(storage.url, 0, verify="now")) == expected
 
 
 def test_edges_of_all_partitions_come_without_their_rows(storage, tmp_path) -> None:
