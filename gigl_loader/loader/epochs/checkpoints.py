@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import torch
 
 from gigl_loader.errors import ConfigError, ResourceError, explained_limits, first_line
+from gigl_loader.loader.epochs.checkpoint_values import check_values
 from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of_file
 from gigl_loader.runtime.object_storage.folder_cache import Cache
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, checked_url, is_url
@@ -30,15 +31,18 @@ def save_checkpoint(state: Mapping[str, object], where: str | os.PathLike[str]) 
 
     Args:
         state: Parts by name, such as ``{"model": model.state_dict(), "optimizer":
-            optimizer.state_dict(), "loader": loader.state_dict()}``.
+            optimizer.state_dict(), "loader": loader.state_dict()}``, of tensors and plain values:
+            what runs code when it is loaded is refused.
         where: A file, or its URL (``s3://bucket/folder/name``, ``gs://``, ``az://``), to which it
             is uploaded from the cache of this machine.
 
     Raises:
-        ConfigError: The URL or path cannot be written to.
+        ConfigError: The URL or path cannot be written to, or a value could not be loaded: NumPy's,
+            a path, a namespace, a module; the message has its place in ``state``.
         ObjectStorageError: Object storage failed.
         ResourceError: The disk is full.
     """
+    check_values(state)
     if is_url(where):
         folder, name = _folder_and_name(os.fspath(where), create=True)
         with _draft(state, Cache().to_write(os.fspath(where)), where) as draft:

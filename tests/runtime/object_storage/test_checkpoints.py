@@ -8,11 +8,15 @@ import signal
 import sys
 import threading
 import zipfile
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
+from enum import IntEnum
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -170,11 +174,95 @@ class Code:
 
 def test_code_in_a_checkpoint_is_not_run(where, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    save_checkpoint({"model": Code()}, where)
+    written = BytesIO()
+    torch.save({"model": Code()}, written)
+    if isinstance(where, Path):
+        where.parent.mkdir()
+        where.write_bytes(written.getvalue())
+    else:
+        ObjectFolder(where.rpartition("/")[0]).write("model.pt", written.getvalue())
     with pytest.raises(ConfigError, match="has more than tensors") as raised:
         load_checkpoint(where)
     assert str(where) in str(raised.value)
     assert not Path("run-by-a-checkpoint").exists()
+
+
+class _Kind(IntEnum):
+    A = 1
+
+
+def _cyclic() -> list[Any]:
+    values: list[Any] = [Path("x")]
+    values.append(values)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"best": np.float64(0.5)}, r"state\['best'\] is of type numpy.float64.*Save its item\("),
+        (
+            {"a": {"b": [1, np.arange(3)]}},
+            r"state\['a'\]\['b'\]\[1\] is of type numpy.ndarray.*from_numpy",
+        ),
+        (
+            {"args": Namespace(lr=0.1)},
+            r"state\['args'\] is of type argparse.Namespace.*Save vars\(\)",
+        ),
+        (
+            {"out": (None, Path("x"))},
+            r"state\['out'\]\[1\] is of type pathlib.PosixPath.*Save str\(\)",
+        ),
+        (
+            {"model": torch.nn.Linear(1, 2)},
+            r"state\['model'\] is of type torch.*Linear.*Save its state_dict",
+        ),
+        (
+            {"optimizer": torch.optim.SGD([torch.zeros(1)], 0.1)},
+            r"is of type torch.*SGD.*Save its state_",
+        ),
+        ({"by": {np.int64(3): 1}}, r"a key of state\['by'\] is of type numpy.int64"),
+        ({"tags": {"a", Path("b")}}, r"an element of state\['tags'\] is of type pathlib"),
+        ({"kind": _Kind.A}, r"state\['kind'\] is of type .*_Kind.*Save tensors and plain values"),
+        ({"f": lambda: 0}, r"state\['f'\] is of type function.*Save tensors and plain values"),
+        ({"lock": threading.Lock()}, r"state\['lock'\] is of type _thread.lock"),
+        ({"code": Code()}, r"state\['code'\] is of type .*Code"),
+        ({"cycle": _cyclic()}, r"state\['cycle'\]\[0\] is of type pathlib"),
+        (torch.nn.Linear(1, 2), r"state must be a dict of parts by name, got torch.*Linear"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else None,
+)
+def test_what_could_not_be_loaded_is_refused_by_its_place_when_it_is_saved(
+    tmp_path, state, words
+) -> None:
+    path = tmp_path / "model.pt"
+    save_checkpoint(STATE, path)
+    with pytest.raises(ConfigError, match=words):
+        save_checkpoint(state, path)
+    assert _equal(load_checkpoint(path)), "the checkpoint before is left"
+    assert os.listdir(tmp_path) == ["model.pt"]
+
+
+def test_what_can_be_loaded_is_saved(tmp_path) -> None:
+    shared = [1, 2]
+    state: dict[Any, Any] = {
+        "model": torch.nn.BatchNorm1d(2).state_dict(),  # with versions in an attribute
+        "plain": [None, True, 1, 0.5, 1j, "a", b"b", (1, (2,)), {3, 4}, bytearray(b"c")],
+        "torch": [
+            torch.Size([1]),
+            torch.float16,
+            torch.device("cpu"),
+            torch.nn.Parameter(torch.ones(2)),
+        ],
+        "counts": Counter(a=1),
+        1: {(1, "a"): shared, "b": shared},
+        "rng": torch.get_rng_state(),
+    }
+    save_checkpoint(state, tmp_path / "model.pt")
+    loaded = load_checkpoint(tmp_path / "model.pt")
+    assert loaded is not None
+    assert repr(loaded) == repr(state)
+    assert loaded["model"]._metadata == state["model"]._metadata
 
 
 def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(where, monkeypatch) -> None:
