@@ -12,7 +12,7 @@ from gigl_loader.dataset.format.mapped_reader import OriginalIds
 from gigl_loader.dataset.from_pyg.split_ids import names_of
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.one_or_by_type import Counts, EdgeInfo, NodeIds, NodeInfo, SplitIds
-from gigl_loader.dataset.partition.adjacency import edges_of
+from gigl_loader.dataset.partition.adjacency import edges_of, weights_as_given
 from gigl_loader.dataset.partition.build import owned_ids
 from gigl_loader.dataset.partition.checks import check_count, count_not_numbers
 from gigl_loader.dataset.partition.partition_view import PartitionView, Rows
@@ -240,13 +240,17 @@ class DatasetProperties:
 
     @property
     def edge_weights(self) -> Any:
-        """``[num_edges]`` float32: weights of this partition's edges in the order of ``graph``.
+        """``[num_edges]`` float32: weights of this partition's edges, in the order of its input.
+
+        That of `from_pyg` and `build`; of partitions on disk it is that of edge ids. Those of
+        ``dataset.graph.topo`` are in the order of its edges.
 
         A dict by the edge types that have weights on a typed dataset; None where no type has.
         """
+        view = self.view()
         weights = {
-            edge_type: edges.weights
-            for edge_type, edges in self.view().adjacency.items()
+            edge_type: weights_as_given(view, edge_type)
+            for edge_type, edges in view.adjacency.items()
             if edges.weights is not None and not is_label_edge_type(edge_type)
         }
         return (weights or None) if self.is_typed else weights.get(DEFAULT_HOMOGENEOUS_EDGE_TYPE)

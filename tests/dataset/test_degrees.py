@@ -1,5 +1,6 @@
 """Degrees, weights and labels under GiGL's names, against counts of plain lists."""
 
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch_geometric.data import Data
 
-from gigl_loader import ConfigError, DistDataset, UsageError, partition_graph
+from gigl_loader import (
+    ConfigError,
+    DistDataset,
+    GraphPartitionData,
+    PartitionOutput,
+    UsageError,
+    partition_graph,
+)
 from gigl_loader.compat.gigl_types import to_heterogeneous_node
 from gigl_loader.dataset.degrees import compute_and_broadcast_degree_tensor
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.testing import TinyGraph, run_ranks
 from tests.dataset.dataset_reference import BUYS, KNOWS, REV_BUYS, SMALL, E, Graph, N
+from tests.support import glt
 
 pytestmark = pytest.mark.usefixtures("starts_no_workers")
 
@@ -110,18 +120,50 @@ def test_gigls_function_needs_a_group() -> None:
 
 
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
-def test_weights_are_in_the_order_of_the_edges(edge_dir: EdgeDir) -> None:
-    graph = TinyGraph.random(10, 40)
-    dataset = graph.dataset(edge_dir=edge_dir)
-    topology = dataset.graph.topo
-    expected = [graph.weight(int(edge_id)) for edge_id in topology.edge_ids]
-    assert dataset.edge_weights.tolist() == topology.edge_weights.tolist() == expected
+def test_weights_are_in_the_order_in_which_they_were_given(
+    edge_dir: EdgeDir, tmp_path: Path
+) -> None:
+    given = torch.tensor([20.0, 1.0, 12.0, 2.0, 7.0])
+    edges = torch.tensor([[2, 0, 1, 0, 1], [0, 1, 2, 2, 0]])
+    data = Data(edge_index=edges, edge_weight=given, num_nodes=3)
+    ours = DistDataset.from_pyg(data, edge_dir=edge_dir)
+    assert ours.edge_weights.tolist() == given.tolist()
+    ids = ours.graph.topo.edge_ids
+    assert ours.graph.topo.edge_weights.tolist() == given[ids].tolist()
+    assert pickle.loads(pickle.dumps(ours)).edge_weights.tolist() == given.tolist()
+    other = Data(edge_index=edges, other=given.flip(0), num_nodes=3)
+    by_name = DistDataset.from_pyg(other, edge_dir=edge_dir).weighted_by("other")
+    assert by_name.edge_weights.tolist() == given.flip(0).tolist()
+    glts = glt.DistDataset(1, 0, edge_dir=edge_dir)
+    glts.init_graph(edges, edge_weights=given, layout="COO", graph_mode="CPU")
+    assert DistDataset.wrap(glts).edge_weights.tolist() == given.tolist()
+    partition_graph(data, 1, tmp_path, edge_dir=edge_dir, progress=False)
+    for mmap in (False, True):
+        assert DistDataset.load(tmp_path, 0, mmap=mmap).edge_weights.tolist() == given.tolist()
+    # ids of a partition, in any order, and those of another one between them
+    for count, numbers in ((1, [4, 0, 3, 1, 2]), (2, [9, 0, 5, 3, 4])):
+        built = DistDataset(0, count, edge_dir=edge_dir)
+        part = GraphPartitionData(edges, torch.tensor(numbers), given)
+        owners = torch.tensor([0 if number in numbers else 1 for number in range(10)])
+        built.build(
+            partition_output=PartitionOutput(
+                node_partition_book=torch.zeros(3, dtype=torch.int64),
+                edge_partition_book=owners if count > 1 else torch.zeros(5, dtype=torch.int64),
+                partitioned_edge_index=part,
+            )
+        )
+        assert built.edge_weights.tolist() == given.tolist()
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_weights_by_type(edge_dir: EdgeDir) -> None:
     typed = SMALL.to_pyg()
     for edge_type in typed.edge_types:
         if edge_type != BUYS:
             del typed[edge_type].edge_weight
     ours = DistDataset.from_pyg(typed, edge_dir=edge_dir, supervision=SMALL.supervision())
     assert set(ours.edge_weights) == {BUYS}, "of label edges, and of types without, there are none"
+    assert ours.edge_weights[BUYS].tolist() == typed[BUYS].edge_weight.tolist()
     del typed[BUYS].edge_weight
     without = DistDataset.from_pyg(typed)
     assert without.edge_weights is None

@@ -409,6 +409,25 @@ def weighted_view(view: PartitionView, name: str) -> PartitionView:
     return dataclasses.replace(view, adjacency=adjacency, other_edges=others)
 
 
+def weights_as_given(view: PartitionView, edge_type: EdgeType) -> Tensor:
+    """Return ``[num_edges]`` float32: the weights of a type in the order of the input's edges.
+
+    Ascending by edge id where the input is not known; as sampled where there are no edge ids.
+    """
+    edges: Adjacency = view.adjacency[edge_type]
+    assert edges.weights is not None
+    if not edges.has_edge_ids:
+        return edges.weights
+    places = ids = edges.edge_ids_at(torch.arange(edges.indices.numel()))
+    given = (view.edge_attributes.get((edge_type, name)) for name in WEIGHT_NAMES)
+    rows = next((rows for rows in given if rows is not None), None)
+    book = view.edge_books.get(edge_type)
+    if rows is not None and (book is None or bool((book.owner(ids) == view.partition_idx).all())):
+        # attributes are kept as they were given
+        places = rows.locate(ids)
+    return edges.weights[torch.argsort(places)]
+
+
 def _read(view: PartitionView, edge_type: EdgeType, name: str) -> Tensor:
     """Return the attribute in the order of the edges of this partition, in shared memory."""
     edges: Adjacency = view.adjacency[edge_type]
