@@ -26,6 +26,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError as ConfigError
 from gigl_loader.errors import FileChangedError as FileChangedError
 from gigl_loader.errors import GiglLoaderError as GiglLoaderError
+from gigl_loader.errors import GraphWarning as GraphWarning
 from gigl_loader.errors import JobStoppedError as JobStoppedError
 from gigl_loader.errors import JoinRefusedError as JoinRefusedError
 from gigl_loader.errors import NativeLibraryError as NativeLibraryError

@@ -20,6 +20,7 @@
     +-- ResourceError (OSError)       this machine is out of disk, or of files it may open
     +-- NativeLibraryError (RuntimeError)  a function of GLT's native library was called without it
     +-- ProtocolError (RuntimeError)  a message broke the wire contract: a bug in gigl_loader
+    GraphWarning (UserWarning)        a graph has what is likely a mistake, and may be meant
 
 Messages have this order: what, where (worker, server, epoch, batch), why, what to do next.
 """
@@ -58,13 +59,22 @@ def first_line(error: BaseException) -> str:
     return (text.splitlines() or [type(error).__name__])[0]
 
 
-def warn_user(text: str) -> None:
+class GraphWarning(UserWarning):
+    """A graph has what is likely a mistake, and may be meant.
+
+    Features or labels that are NaN, labels below -1, nodes in two splits, more partitions than
+    nodes. The message has the place and the count.
+    ``warnings.simplefilter("error", GraphWarning)`` makes it an error.
+    """
+
+
+def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and blame the line outside of this package that led here."""
     level, frame = 1, sys._getframe()
     # by name, as in tracebacks: `gigl_loader.x` is ours, and a user's module is not
     while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith("gigl_loader."):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
+    warnings.warn(text, category, stacklevel=level)
 
 
 class GiglLoaderError(Exception):

@@ -109,7 +109,9 @@ FACES = {
         "partition.adjacency": "EdgeBlock all_edges block_of compress edges_of kept_edges "
         "label_adjacency",
         "partition.build": "contiguous_book make_book owned_ids",
-        "partition.checks": "check_edge_dir check_edge_type check_partitions warn_not_numbers",
+        "partition.checks": "check_edge_dir check_edge_type check_partitions",
+        "partition.doubts": "IGNORED_LABEL check_enough_nodes empty_partitions low_labels "
+        "not_numbers warn_of",
         "partition.partition_view": "A Adjacency Book Matrix Owner PartitionView ROW_KINDS Row "
         "Rows Splits TimeOrder WithSplits earlier keys_of owner_of",
         "placement": "Placement",

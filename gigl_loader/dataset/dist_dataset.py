@@ -37,7 +37,7 @@ from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.one_or_by_type import PyGGraph
 from gigl_loader.dataset.partition.adjacency import weighted_view, with_times
 from gigl_loader.dataset.partition.build import read_node_books
-from gigl_loader.dataset.partition.checks import check_edge_dir, check_partitions, warn_not_numbers
+from gigl_loader.dataset.partition.checks import check_edge_dir, check_partitions, warn_of_doubts
 from gigl_loader.dataset.partition.partition_output import (
     PartitionBook,
     PartitionOutput,
@@ -129,7 +129,12 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
             partition_idx=self.partition_idx,
             edge_dir=self.edge_dir,
         )
-        warn_not_numbers({name: rows.values for name, rows in view.node_features.items()})
+        warn_of_doubts(
+            {name: rows.values for name, rows in view.node_features.items()},
+            {name: rows.values for name, rows in view.edge_features.items()},
+            {name: rows.values for name, rows in view.node_labels.items()},
+            {},
+        )
         self._fill(view, {})
 
     @classmethod
@@ -170,7 +175,6 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         """
         check_edge_dir(edge_dir)
         source = read_pyg(data, supervision)
-        warn_not_numbers(source.node_features)
         books: dict[NodeType, Book] = {}
         count = num_partitions or 1
         if partition_book is not None:
@@ -180,6 +184,7 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         elif count > 1:
             raise ConfigError(f"num_partitions={count} needs a partition_book")
         check_partitions(count, partition_idx)
+        source.warn_of_doubts()
         # with one partition, times of neighbours are found by node: all nodes are here
         if time_attr is not None and count > 1:
             keep_neighbor_times(source, edge_dir, time_attr)

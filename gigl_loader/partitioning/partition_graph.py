@@ -28,7 +28,8 @@ from gigl_loader.dataset.lookup import FeatureDtype, check_feature_dtype, quanti
 from gigl_loader.dataset.one_or_by_type import PyGGraph
 from gigl_loader.dataset.partition.adjacency import compress
 from gigl_loader.dataset.partition.build import contiguous_book, make_book
-from gigl_loader.dataset.partition.checks import check_edge_dir, check_partitions, warn_not_numbers
+from gigl_loader.dataset.partition.checks import check_edge_dir, check_partitions
+from gigl_loader.dataset.partition.doubts import check_enough_nodes
 from gigl_loader.dataset.partition.partition_view import Book, WithSplits
 from gigl_loader.dataset.schema import (
     COMMUNITY,
@@ -131,7 +132,8 @@ def partition_graph(
     target = Target(root, overwrite=overwrite, format=format)
     target.check()
     source = read_pyg(data, supervision)
-    warn_not_numbers(source.node_features)
+    check_enough_nodes(sum(source.num_nodes.values()), communities)
+    source.warn_of_doubts(num_partitions)
     _check_names(source)
     _store_in_fewer_bytes(source, feature_dtype, format)
     if time_attr is not None:

@@ -110,6 +110,7 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
     }
 
 
+@pytest.mark.filterwarnings("ignore:num_partitions=")  # a part without nodes
 @settings(
     max_examples=examples(8),
     deadline=None,

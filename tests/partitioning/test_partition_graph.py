@@ -27,6 +27,7 @@ from tests.support.conditions import files_up_to
 from tests.support.draws import examples
 
 
+@pytest.mark.filterwarnings("ignore:num_partitions=")  # a part without nodes
 @settings(
     max_examples=examples(15),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

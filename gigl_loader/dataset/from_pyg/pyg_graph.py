@@ -18,7 +18,9 @@ from gigl_loader.dataset.partition.checks import (
     check_tensor,
     check_weights,
     warn_not_carried,
+    warn_of_doubts,
 )
+from gigl_loader.dataset.partition.doubts import empty_partitions
 from gigl_loader.dataset.partition.partition_output import GraphPartitionData
 from gigl_loader.dataset.partition.partition_view import (
     Book,
@@ -75,6 +77,18 @@ class CheckedGraph:
     """By node type: scales of quantized features."""
     not_carried: dict[str, str] = field(default_factory=dict)
     """Attributes that batches will lack, and the reasons."""
+
+    def warn_of_doubts(self, num_partitions: int = 1) -> None:
+        """Warn once of what is likely a mistake in this graph, or in cutting it into so many."""
+        # an anchor may have links in each split
+        anchors = {edge_type[0] for edge_type in self.label_edges}
+        splits = {
+            split: {t: ids for t, ids in by_type.items() if t not in anchors}
+            for split, by_type in self.splits.items()
+        }
+        further = empty_partitions(sum(self.num_nodes.values()), num_partitions)
+        matrices = self.node_features, self.edge_features, self.node_labels
+        warn_of_doubts(*matrices, splits, *further)
 
 
 def read_pyg(data: Any, supervision: Supervision | None = None) -> CheckedGraph:

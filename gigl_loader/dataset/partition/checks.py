@@ -2,14 +2,17 @@
 
 import warnings
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.schema import EdgeType
-from gigl_loader.errors import ConfigError, WrongTypeError, warn_user, without_default_types
+from gigl_loader.dataset.partition import doubts
+from gigl_loader.dataset.partition.partition_view import Splits
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.errors import ConfigError, WrongTypeError, without_default_types
 from gigl_loader.runtime.memory.segments import Array
 
 
@@ -171,21 +174,51 @@ def check_edge_type(edge_type: Any, where: str) -> EdgeType:
     return edge_type
 
 
-def warn_not_numbers(features: Mapping[Any, Tensor]) -> None:
-    """Warn once of features that are NaN, by node type: a model's loss then is NaN, too.
+def warn_of_doubts(
+    node_features: Mapping[NodeType, Tensor],
+    edge_features: Mapping[EdgeType, Tensor],
+    node_labels: Mapping[NodeType, Tensor],
+    splits: Splits,
+    *further: str,
+) -> None:
+    """Warn once of what is likely a mistake in a graph: see `doubts`.
 
     For graphs that are in memory and copied anyway: it reads each value once. Files are not read
     for it; ``gigl-loader diagnose --graph`` does that.
+
+    Args:
+        node_features: ``[num_nodes, ...]`` by node type.
+        edge_features: ``[num_edges, ...]`` by edge type.
+        node_labels: ``[num_nodes, ...]`` by node type.
+        splits: Ids by split and node type, ascending.
+        further: Doubts that are known already.
     """
-    counts = {
-        name: count for name, values in features.items() if (count := count_not_numbers(values))
-    }
-    if counts:
-        texts = (
-            f"{count} of {features[name].numel()} features of {name!r}"
-            for name, count in counts.items()
-        )
-        warn_user(without_default_types(f"{'; '.join(texts)} are NaN (no number)"))
+    matrices = (("features", node_features), ("features", edge_features), ("labels", node_labels))
+    texts = [*further]
+    texts += [
+        doubts.not_numbers(f"{what} of {name!r}", values.numel(), _not_numbers_by_column(values))
+        for what, by_type in matrices
+        for name, values in by_type.items()
+        if count_not_numbers(values)
+    ]
+    for node_type, labels in node_labels.items():
+        if labels.dtype in (torch.int8, torch.int16, torch.int32, torch.int64) and labels.numel():
+            low = labels[(labels < -1) & (labels != doubts.IGNORED_LABEL)]
+            if low.numel():
+                what = f"labels of {node_type!r}"
+                texts.append(doubts.low_labels(what, low.numel(), int(low.min())))
+    for one, other in combinations(splits, 2):
+        for node_type in sorted(set(splits[one]) & set(splits[other])):
+            ids = splits[one][node_type], splits[other][node_type]
+            if count := int(torch.isin(*ids, assume_unique=True).sum()):
+                texts.append(doubts.overlap(repr(node_type), count, one, other))
+    doubts.warn_of(texts)
+
+
+def _not_numbers_by_column(values: Tensor) -> dict[int | str, int]:
+    # a vector is one column; with more dimensions, columns are those of a row laid flat
+    columns = values.reshape(values.size(0), -1)
+    return dict(enumerate(torch.isnan(columns).sum(0).tolist()))
 
 
 def count_not_numbers(values: Tensor) -> int:

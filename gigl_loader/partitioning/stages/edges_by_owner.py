@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from gigl_loader.dataset.format.mapped import EDGE_ROWS, ArraySpec, Part, rows_at
 from gigl_loader.dataset.format.mapped_writer import index_type, new_file
+from gigl_loader.dataset.partition.doubts import warn_of
 from gigl_loader.dataset.schema import EdgeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.resumable import ResumableJob
@@ -31,6 +32,8 @@ from gigl_loader.partitioning.tables.spec import EdgeTable, columns_of
 from gigl_loader.partitioning.tables.table_files import (
     Table,
     TableFile,
+    count_not_numbers,
+    doubts_of_columns,
     feature_type,
     id_kind,
     in_type,
@@ -174,18 +177,20 @@ class EdgesByPartition:
 def check_values(
     job: ResumableJob, table: Table, spec: EdgeTable, extras: Extras, key: str
 ) -> None:
-    """Check weights and features row by row.
+    """Check weights and features row by row; warn of features that are NaN.
 
     Raises:
         ConfigError: A weight is missing, negative or not finite, or features are ragged.
     """
 
-    def check(file: TableFile) -> None:
+    def check(file: TableFile) -> dict[str, int]:
+        counts = dict[str, int]()
         columns = [c for c in (spec.weight, spec.time, *extras.features) if c is not None]
         for row, batch in table.batches(file, columns):
             if extras.features:
                 values = matrix_in(table, file, extras.features, row, batch, extras.width)
                 in_type(table, file, extras.features, row, values, extras.dtype)
+                count_not_numbers(counts, extras.features, values)
             if spec.time:
                 times = matrix_in(table, file, [spec.time], row, batch, 1)
                 in_type(table, file, [spec.time], row, times, np.dtype(np.int64))
@@ -202,12 +207,16 @@ def check_values(
                         "must be finite and not negative",
                         weights[bad].tolist(),
                     )
+        return counts
 
     # A separate pass before anything is written: the engine, which reads these columns next, would
     # produce infinities, or stop with an error that names no row.
     if extras.names:
-        for i, file in enumerate(table.files):
-            job.step(f"check/{key}/{i}", partial(check, file))
+        counts = [
+            job.step(f"check/{key}/{i}", partial(check, f)) for i, f in enumerate(table.files)
+        ]
+        total = table.num_rows * (extras.width or 1)
+        warn_of(doubts_of_columns(f"features of {table.where}", total, counts))
 
 
 def map_edges(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 
 from gigl_loader.dataset.format.mapped import LOOKUPS, ArraySpec, Part, rows_at
 from gigl_loader.dataset.format.mapped_writer import PartFiles, allow_files, new_file, write_array
+from gigl_loader.dataset.partition.doubts import IGNORED_LABEL, low_labels, warn_of
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.resumable import ResumableJob
@@ -20,6 +22,8 @@ from gigl_loader.partitioning.tables.spec import NodeTable, TableGraph, columns_
 from gigl_loader.partitioning.tables.table_files import (
     Table,
     TableFile,
+    count_not_numbers,
+    doubts_of_columns,
     feature_type,
     in_type,
     is_list,
@@ -66,6 +70,27 @@ class _InPlace(ExitStack):
             for partition, first, positions in pieces:
                 offset = first * matrix.shape[1] * matrix.itemsize
                 self._files[name].write(partition, offset, matrix[positions])
+
+
+@dataclass
+class _Found:
+    """What was found in the rows of a file."""
+
+    highest: int = -1
+    """The highest label; -1: there is none."""
+    low: int = 0
+    """Labels below -1 that do not mean "no label"."""
+    lowest: int = 0
+    not_numbers: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By ``"features"`` and ``"labels"``: values that are NaN, by column."""
+
+    def add_labels(self, labels: Array) -> None:
+        """Look at the labels of some rows."""
+        if labels.size and labels.dtype.kind == "i":
+            self.highest = max(self.highest, int(labels.max()))
+            low = labels[(labels < -1) & (labels != IGNORED_LABEL)]
+            if low.size:
+                self.low, self.lowest = self.low + low.size, min(self.lowest, int(low.min()))
 
 
 class NodeRows:
@@ -174,17 +199,35 @@ class NodeRows:
         buckets = None if positions is None else Buckets(positions, widths)
         # By degree, the steps have the size of a bucket in their names: a resumed run with another
         # memory limit deals rows again, to buckets of another size.
-        step, highest = f"rows/{self._node_type if buckets is None else buckets.name}", -1
+        step = f"rows/{self._node_type if buckets is None else buckets.name}"
+        found = list[_Found]()
         with self._job.stage(f"rows {self._node_type}", self._table.num_rows) as progress:
             for i, file in enumerate(self._table.files):
                 make = partial(self._write_file, parts, numbering, file, i, buckets)
-                # Noted with the step: labels of files from an earlier run are not read again.
-                highest = max(highest, self._job.step(f"{step}/{i}", make))
+                # Noted with the step: values of files from an earlier run are not read again.
+                found.append(_Found(**self._job.step(f"{step}/{i}", make)))
                 progress(file.num_rows)
         if buckets is not None:
             buckets.write_rows(len(self._table.files))
         self._note(numbering, parts, positions)
-        return self._num_classes(highest)
+        warn_of(self._doubts(found))
+        return self._num_classes(max((one.highest for one in found), default=-1))
+
+    def _doubts(self, found: list["_Found"]) -> list[str]:
+        """Return what is likely a mistake in the values of all files."""
+        where, rows, texts = self._table.where, self._table.num_rows, list[str]()
+        for kind, what in (
+            (f"node_features/{self._node_type}", "features"),
+            (self._labels, "labels"),
+        ):
+            if kind in self._types:
+                counts = [one.not_numbers.get(what, {}) for one in found]
+                total = rows * self._types[kind][1]
+                texts += doubts_of_columns(f"{what} of {where}", total, counts)
+        if low := sum(one.low for one in found):
+            lowest = min(one.lowest for one in found)
+            texts.append(low_labels(f"labels of {where}", low, lowest))
+        return texts
 
     def _note(self, numbering: Numbering, parts: list[Part], positions: Positions | None) -> None:
         counts = np.diff(numbering.ends, prepend=0)
@@ -214,26 +257,34 @@ class NodeRows:
         file: TableFile,
         i: int,
         buckets: Buckets | None,
-    ) -> int:
-        """Return the highest label, -1 if there is none."""
+    ) -> dict[str, Any]:
+        """Return the fields of `_Found`."""
         table, spec = self._table, self._spec
         placer = Placer(numbering, table, file)
         columns = [*columns_of(spec.split), *(c for names in self._columns.values() for c in names)]
         columns = list(dict.fromkeys(columns))  # one may be label and attribute
-        highest = -1
+        found = _Found()
         splits: dict[str, list[Array]] = {}
         with _InPlace(parts, self._types) if buckets is None else buckets.sink(i) as sink:
             for row, batch in self._batches(file, columns):
                 numbers, pieces = placer.next(row, batch.num_rows)
                 rows = {kind: self._rows(kind, file, row, batch) for kind in self._types}
-                labels = rows.get(self._labels)
-                if labels is not None and labels.size and labels.dtype.kind == "i":
-                    highest = max(highest, int(labels.max()))
+                for what in ("features", "labels"):
+                    kind = f"node_{what}/{self._node_type}"
+                    if kind in rows:
+                        counts = found.not_numbers.setdefault(what, {})
+                        count_not_numbers(counts, self._names(kind), rows[kind])
+                if self._labels in rows:
+                    found.add_labels(rows[self._labels])
                 sink.add(rows, pieces)
                 if spec.split is not None:
                     self._split(splits, file, row, batch.column(spec.split), numbers, numbering)
         self._keep_splits(i, splits)
-        return highest
+        return asdict(found)
+
+    def _names(self, kind: str) -> list[str]:
+        """Return the columns of a matrix, or the file that it is in."""
+        return [str(self._spec.features)] if kind in self._beside else self._columns[kind]
 
     def _batches(self, file: TableFile, columns: list[str]) -> Iterator[tuple[int, Any]]:
         if columns:
@@ -247,13 +298,12 @@ class NodeRows:
 
     def _rows(self, kind: str, file: TableFile, row: int, batch: Any) -> Array:
         dtype, width = self._types[kind]
+        columns = self._names(kind)
         if kind in self._beside:
             start = file.first_row + row
             # A copy: writing directly from a mapping would read it page by page.
             values = np.array(self._beside[kind][start : start + batch.num_rows])
-            columns = [str(self._spec.features)]
         else:
-            columns = self._columns[kind]
             hint = " (give nodes without a label -1)" if kind == self._labels else ""
             values = matrix_in(self._table, file, columns, row, batch, width, hint=hint)
         return in_type(self._table, file, columns, row, values, dtype)

@@ -10,6 +10,7 @@ import numpy as np
 
 from gigl_loader.dataset.format.mapped import Part, rows_at
 from gigl_loader.dataset.format.mapped_writer import seal, write_npy, write_numbers
+from gigl_loader.dataset.partition.doubts import check_enough_nodes, empty_partitions, warn_of
 from gigl_loader.dataset.schema import (
     COMMUNITY,
     EdgeDir,
@@ -205,6 +206,9 @@ class Run:
         # Types first, from the files' footers only; then sizes; values of edges, which need a pass
         # over the tables, last.
         graph, rows, extras = self._graph, {}, {}
+        num_nodes = sum(table.num_rows for table in self._nodes.values())
+        check_enough_nodes(num_nodes, self._communities)
+        warn_of(empty_partitions(num_nodes, self._count))
         for node_type, table in self._nodes.items():
             id_kind(table, graph.nodes[node_type].id)
             rows[node_type] = NodeRows(self._job, table, graph.nodes[node_type], node_type)

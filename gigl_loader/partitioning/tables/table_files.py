@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gigl_loader.dataset.partition.doubts import not_numbers
 from gigl_loader.errors import ConfigError, without_default_types
 from gigl_loader.partitioning.resumable import ResumableJob
 from gigl_loader.partitioning.tables.row_sources import (
@@ -324,6 +326,32 @@ def in_type(
         wrong = values[rows, positions].tolist()
         table.refuse(file, column, first + rows, f"has numbers too large for {dtype}", wrong)
     return converted
+
+
+def count_not_numbers(counts: dict[str, int], columns: list[str], values: Array) -> None:
+    """Add to ``counts``, by column, how many of ``values`` (``[rows, width]``) are NaN."""
+    if values.dtype.kind != "f":
+        return
+    found = np.isnan(values).sum(0)
+    # a column of lists is one column
+    of_columns = found if len(columns) == len(found) else [found.sum()]
+    for column, count in zip(columns, of_columns, strict=True):
+        if count:
+            counts[column] = counts.get(column, 0) + int(count)
+
+
+def doubts_of_columns(what: str, total: int, counts: Iterable[Mapping[str, int]]) -> list[str]:
+    """Return the doubt about values that are NaN in the files of a table, if there are any.
+
+    Args:
+        what: The values.
+        total: Their number.
+        counts: Of each file, from `count_not_numbers`.
+    """
+    whole = Counter[int | str]()
+    for of_file in counts:
+        whole.update(of_file)
+    return [not_numbers(what, total, whole)] if whole else []
 
 
 def is_list(kind: Any) -> bool:
