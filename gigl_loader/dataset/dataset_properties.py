@@ -366,7 +366,7 @@ class DatasetProperties:
         """Return the row numbers that edges had in the source table of `partition_tables`.
 
         Rows count over all files of the table in reading order: as given, and within a directory or
-        a pattern by name.
+        a pattern by name; of an Iceberg table as pyiceberg reads it.
 
         Args:
             edge_ids: ``[n]`` int64, a tensor or an array; of any partition, as in ``batch.e_id``.

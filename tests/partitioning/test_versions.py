@@ -1,6 +1,7 @@
 """Delta and Iceberg tables: what their own readers return, at the version that a run began with."""
 
 import contextlib
+import itertools
 import json
 import random
 import shutil
@@ -14,8 +15,15 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
+import torch
 
-from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
+from gigl_loader import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DistDataset,
+    EdgeTable,
+    NodeTable,
+    partition_tables,
+)
 from gigl_loader.commands.partition import main
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.partitioning.tables import files_in_place
@@ -56,10 +64,17 @@ def _change(rng: random.Random) -> tuple[str, pa.Table, str]:
 
 
 def _check_both_ways(
-    source: RowSource, columns: list[str], wanted: list[tuple], ways: Counter[tuple[bool, str]]
+    source: RowSource,
+    columns: list[str],
+    wanted: list[tuple],
+    ways: Counter[tuple[bool, str]],
+    *,
+    in_order: bool,
 ) -> None:
     """Check the rows of a source; in its files they are the same, in the same order."""
     read = rows_in(source, columns)
+    if in_order:
+        assert read == wanted
     assert sorted(read, key=repr) == sorted(wanted, key=repr)
     assert rows_in(source, columns) == read, "the same rows in the same order"
     files = source.parquet_files(columns)
@@ -101,7 +116,8 @@ def test_a_delta_table_has_the_rows_that_its_own_reader_has(
     ways: Counter[tuple[bool, str]] = Counter()
     for version, by_columns in known.items():
         for columns, wanted in by_columns.items():
-            _check_both_ways(DeltaVersion.of(path, version), list(columns), wanted, ways)
+            source = DeltaVersion.of(path, version)
+            _check_both_ways(source, list(columns), wanted, ways, in_order=False)
     assert ways[True, "src"] == len(known)
     assert ways[False, "day"] == len(known), "a partition column"
     # of 300, a version that is looked at has no file from before
@@ -158,7 +174,7 @@ def test_an_iceberg_table_has_the_rows_that_its_own_reader_has(
     for snapshot_id, by_columns in known.items():
         for columns, wanted in by_columns.items():
             source = IcebergSnapshot.of("lake.n.t", snapshot_id)
-            _check_both_ways(source, list(columns), wanted, ways)
+            _check_both_ways(source, list(columns), wanted, ways, in_order=True)
     assert ways[True, "day"] == len(known)
     assert ways[False, "more"]
     # of 200, a file from before is in each snapshot that is looked at
@@ -166,8 +182,61 @@ def test_an_iceberg_table_has_the_rows_that_its_own_reader_has(
     newest, renamed_to = IcebergSnapshot.of("lake.n.t", None), ["day", "target", "src"]
     renamed = rows_in(newest, renamed_to)
     wanted = known[table.current_snapshot().snapshot_id]["day", "dst", "src"]
-    assert sorted(renamed) == sorted(wanted), "renaming a column makes no snapshot"
+    assert renamed == wanted, "renaming a column makes no snapshot"
     assert newest.parquet_files(renamed_to) is None
+
+
+@pytest.mark.parametrize("how", ["in place", "copied"])
+def test_edges_of_an_iceberg_table_lead_back_to_the_rows_of_its_own_reader(
+    catalog: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "copied":
+        copy_versions(monkeypatch)
+    nodes, edges = graph()
+    table = catalog.create_table("n.edges", schema=edges.schema)
+    for start in range(0, 200, 20):  # ten files, whose names say nothing of their order
+        table.append(edges.slice(start, 20))
+    partition_tables(
+        NodeTable(nodes),
+        EdgeTable(iceberg="lake.n.edges", weight="w"),
+        root=tmp_path / "parts",
+        edge_rows=True,
+        **HOW,
+    )
+    its_rows = table.scan().to_arrow()
+    for index in range(2):
+        dataset = DistDataset.load(tmp_path / "parts", index)
+        adjacency: Any = dataset.view().adjacency[DEFAULT_HOMOGENEOUS_EDGE_TYPE]
+        ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel()))
+        rows = dataset.to_table_rows(ids)
+        assert its_rows["w"].take(pa.array(rows)).to_pylist() == adjacency.weights.tolist()
+
+
+def test_a_catalogue_that_plans_scans_itself_gives_the_same_order(
+    catalog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.table import DataScan
+
+    _, edges = graph()
+    table = catalog.create_table("n.t", schema=edges.schema)
+    for start in range(0, 200, 20):
+        table.append(edges.slice(start, 20))
+    source = IcebergSnapshot.of("lake.n.t", None)
+    wanted = rows_in(source, ["w"])
+    assert wanted == [(w,) for w in table.scan().to_arrow()["w"].to_pylist()]
+    given, turns = DataScan.plan_files, itertools.count()
+
+    def planned(scan: Any) -> list[Any]:
+        tasks = list(given(scan))
+        return tasks[::-1] if next(turns) % 2 else tasks[3:] + tasks[:3]
+
+    monkeypatch.setattr(SqlCatalog, "supports_server_side_planning", lambda catalog: True)
+    monkeypatch.setattr(DataScan, "_plan_files_server_side", DataScan._plan_files_local)
+    monkeypatch.setattr(DataScan, "plan_files", planned)
+    for _ in range(2):
+        assert rows_in(source, ["w"]) == wanted
+        assert rows_in_files(source.parquet_files(["w"]) or [], ["w"]) == wanted
 
 
 def test_deleted_rows_and_renamed_columns_are_what_the_log_says(tmp_path: Path) -> None:

@@ -251,13 +251,23 @@ class IcebergSnapshot(TableVersion):
                 yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
 
     def _files(self, table: Any) -> list[Any]:
-        """Return the files of the snapshot, with what was deleted from each."""
+        """Return the files of the snapshot, with what was deleted from each.
+
+        In the order of its manifests, as pyiceberg reads them: rows are counted over them.
+        """
         if self.snapshot is None:
             return []
-        _snapshot(table, self.iceberg, self.snapshot)
-        # By name, since a catalogue that plans scans itself promises no order.
-        files = table.scan(snapshot_id=self.snapshot).plan_files()
-        return sorted(files, key=lambda task: str(task.file.file_path))
+        snapshot = _snapshot(table, self.iceberg, self.snapshot)
+        files = list(table.scan(snapshot_id=self.snapshot).plan_files())
+        if table.catalog.supports_server_side_planning():  # it promises no order
+            entries = (
+                entry
+                for manifest in snapshot.manifests(table.io)
+                for entry in manifest.fetch_manifest_entry(table.io)
+            )
+            places = {str(entry.data_file.file_path): i for i, entry in enumerate(entries)}
+            files.sort(key=lambda task: places[str(task.file.file_path)])
+        return files
 
     def parquet_files(self, columns: list[str]) -> list[str] | None:
         """See `RowSource`; a snapshot with deleted rows or renamed columns has none."""
