@@ -70,7 +70,6 @@ FACES = {
         # a folder in object storage, its copy on this machine, and one that is written
         "fetch": "Fetch StoredFile",
         "file_systems": "file_system_of",
-        "folder_cache": "Cache CachedFolder hold",
         "folder_cache": "Cache CachedFolder distrust hold is_of_a_cache",
         "object_folder": "ObjectFolder checked_url is_url",
     },
@@ -225,8 +224,8 @@ FACES = {
         "server.service": "StorageService",
         "server.storage_process": "StorageProcess init_storage_process",
         "status": "add_security ask host_and_port security_of",
-        "wire.membership": "check_job_name",
         "wire.graph_store_info": "GraphStoreInfo info_of_servers",
+        "wire.membership": "check_job_name",
         "wire.signatures": "DistServer",
     },
     "loader": {
