@@ -2,7 +2,7 @@
 
 ::
 
-    with lock:                      SIGINT is noted, and raised when the lock is released,
+    with uninterrupted:             SIGINT is noted, and raised at the end of the block,
         with interruptible():       or at once in a wait, where nothing is half done
             ...
 
@@ -14,28 +14,61 @@ it and goes on. A handler of the user's that only notes the signal runs later, t
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 
-@dataclass
-class _Deferral:
+class _Uninterrupted:
     """Of the main thread, which alone changes it."""
 
-    depth: int = 0
-    """Locks that it holds."""
-    handler: Callable[[int, FrameType | None], Any] | None = None
-    """What SIGINT calls outside of them; None: no Python function, so nothing is raised."""
-    noted: FrameType | None = None
-    """Where it was when a signal came; None: none came."""
+    def __init__(self) -> None:
+        self.depth = 0
+        """Blocks that the main thread is in."""
+        self.handler: Callable[[int, FrameType | None], Any] | None = None
+        """What SIGINT calls outside of them; None: no Python function, so nothing is raised."""
+        self.noted: FrameType | None = None
+        """Where the main thread was when a signal came; None: none came."""
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGINT within a block."""
+        self.noted = frame
+
+    def __enter__(self) -> None:
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        # counted while the handler is changed: the collector may run there, and in it another
+        # block, which must take `note` for nobody's handler
+        self.depth += 1
+        if self.depth > 1:
+            return
+        try:
+            handler = signal.getsignal(signal.SIGINT)
+            # ignored, or of the system or another language: nothing is raised in Python
+            self.handler, self.noted = (handler if callable(handler) else None), None
+            if self.handler is not None:
+                signal.signal(signal.SIGINT, self.note)
+        except BaseException:  # it came before
+            self.depth -= 1
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        if self.depth > 1:
+            self.depth -= 1
+            return
+        try:
+            if self.handler is not None:
+                # from here on a signal calls the handler itself
+                signal.signal(signal.SIGINT, self.handler)
+        finally:
+            self.depth -= 1
+        if self.noted is not None and self.handler is not None:
+            self.handler(signal.SIGINT, self.noted)
 
 
-_of_main_thread = _Deferral()
-
-
-def _note(number: int, frame: FrameType | None) -> None:
-    _of_main_thread.noted = frame
+uninterrupted = _Uninterrupted()
+"""Blocks whose interrupts come after them. A block within a block costs next to nothing."""
 
 
 class UninterruptedLock:
@@ -47,11 +80,11 @@ class UninterruptedLock:
         self._depth = 0
 
     def __enter__(self) -> None:
-        _begin()
+        uninterrupted.__enter__()
         try:
             self._lock.acquire()
         except BaseException:  # of another signal's handler
-            _end()
+            uninterrupted.__exit__()
             raise
         self._holder, self._depth = threading.get_ident(), self._depth + 1
 
@@ -62,7 +95,7 @@ class UninterruptedLock:
         try:
             self._lock.release()
         finally:
-            _end()
+            uninterrupted.__exit__()
 
     def is_held_here(self) -> bool:
         """Return whether this thread holds it: then the collector may run within its block."""
@@ -70,63 +103,26 @@ class UninterruptedLock:
 
 
 class interruptible:
-    """Lets SIGINT be raised at once in a wait, although an `UninterruptedLock` is held."""
+    """Lets SIGINT be raised at once in a wait within a block of `uninterrupted`."""
 
     # a class: an interrupt within contextlib's functions would leave a generator for the collector,
     # which would end it at any later time
 
     def __enter__(self) -> None:
-        state = _of_main_thread
-        self._applies = _is_main_thread() and state.depth > 0 and state.handler is not None
-        if not self._applies:
+        state = uninterrupted
+        is_main = threading.get_ident() == threading.main_thread().ident
+        self._handler = state.handler if is_main and state.depth else None
+        if self._handler is None:
             return
-        assert state.handler is not None
-        signal.signal(signal.SIGINT, state.handler)
+        signal.signal(signal.SIGINT, self._handler)
         if state.noted is not None:
             noted, state.noted = state.noted, None
             try:
-                state.handler(signal.SIGINT, noted)
+                self._handler(signal.SIGINT, noted)
             except BaseException:
-                signal.signal(signal.SIGINT, _note)
+                signal.signal(signal.SIGINT, state.note)
                 raise
 
     def __exit__(self, *exc: object) -> None:
-        if self._applies:
-            signal.signal(signal.SIGINT, _note)
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _begin() -> None:
-    state = _of_main_thread
-    if not _is_main_thread():
-        return
-    # counted while the handler is changed: the collector may run there, and in it another lock's
-    # block, which must take `_note` for nobody's handler
-    state.depth += 1
-    try:
-        if state.depth == 1:
-            handler = signal.getsignal(signal.SIGINT)
-            # ignored, or of the system or another language: nothing is raised in Python
-            state.handler, state.noted = (handler if callable(handler) else None), None
-            if state.handler is not None:
-                signal.signal(signal.SIGINT, _note)
-    except BaseException:  # it came before
-        state.depth -= 1
-        raise
-
-
-def _end() -> None:
-    state = _of_main_thread
-    if not _is_main_thread():
-        return
-    try:
-        if state.depth == 1 and state.handler is not None:
-            # from here on a signal calls the handler itself
-            signal.signal(signal.SIGINT, state.handler)
-    finally:
-        state.depth -= 1
-    if not state.depth and state.noted is not None and state.handler is not None:
-        state.handler(signal.SIGINT, state.noted)
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, uninterrupted.note)

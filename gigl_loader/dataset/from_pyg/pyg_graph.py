@@ -144,7 +144,7 @@ def _read_homogeneous(data: "Data") -> CheckedGraph:
     _read_edges(source, store, edge_index, edge_type, "data")
     num_edges = source.edges[edge_type].edge_index.size(1)
     lost = source.not_carried
-    of_nodes, of_edges = levels_of(data, store, num_nodes, num_edges, lost, "data")
+    of_nodes, of_edges = node_and_edge_attributes(data, store, num_nodes, num_edges, lost, "data")
     _keep(source.node_attributes, node_type, of_nodes)
     _keep_edges(source, edge_type, of_edges)
     return source
@@ -162,7 +162,9 @@ def _read_hetero(data: "HeteroData") -> CheckedGraph:
             )
         source.num_nodes[node_type] = num_nodes
         _read_nodes(source, data[node_type], node_type, where, by_type.get(node_type))
-        nodes, _ = levels_of(data, data[node_type], num_nodes, None, source.not_carried, where)
+        nodes, _ = node_and_edge_attributes(
+            data, data[node_type], num_nodes, None, source.not_carried, where
+        )
         _keep(source.node_attributes, node_type, nodes)
     # nodes were read before: edges are checked against the counts of both ends
     for edge_type in map(plain_edge_type, data.edge_types):
@@ -175,7 +177,7 @@ def _read_hetero(data: "HeteroData") -> CheckedGraph:
         if edge_type in source.edges:
             num_edges = source.edges[edge_type].edge_index.size(1)
             store, lost = data[edge_type], source.not_carried
-            _, attributes = levels_of(data, store, None, num_edges, lost, where)
+            _, attributes = node_and_edge_attributes(data, store, None, num_edges, lost, where)
             _keep_edges(source, edge_type, attributes)
         else:
             for name in data[edge_type]:
@@ -492,7 +494,7 @@ _OF_LOADERS = frozenset(
 """Attributes that loaders set in every batch."""
 
 
-def levels_of(
+def node_and_edge_attributes(
     data: Any,
     store: Any,
     num_nodes: int | None,

@@ -68,7 +68,9 @@ class MergeLevel:
             )
 
     @staticmethod
-    def write(folder: Path, batches: Iterable[tuple[Array, ...]], num_nodes: int) -> list[int]:
+    def write_edges(
+        folder: Path, batches: Iterable[tuple[Array, ...]], num_nodes: int
+    ) -> list[int]:
         """Write sorted edges, with weights if batches have them; return the ends of blocks."""
         ends, count, last, columns = list[int](), 0, -1, _columns(num_nodes)
         with ExitStack() as stack:
@@ -128,7 +130,7 @@ class CommunityCut:
     ) -> MergeLevel:
         folder = self._job.folder / "levels" / name
         ends = self._job.step(
-            f"levels/{name}", lambda: MergeLevel.write(folder, batches, num_nodes)
+            f"levels/{name}", lambda: MergeLevel.write_edges(folder, batches, num_nodes)
         )
         return MergeLevel(folder, num_nodes, ends, sizes)
 

@@ -315,7 +315,7 @@ class Agreement:
             # cut, as every rank prints it and the store keeps it
             self._rendezvous.fail(f"{type(error).__name__}: {error}"[:2000])
 
-    def refuse(self, worker: int, listener: int, error: BaseException) -> None:
+    def answer_for_lost(self, worker: int, listener: int, error: BaseException) -> None:
         """Respond in place of a worker that is lost for good: callers receive the reason.
 
         Args:

@@ -36,7 +36,7 @@ from gigl_loader.runtime.glt_classes import (
     SamplingConfig,
     get_context,
 )
-from gigl_loader.runtime.interrupts import UninterruptedLock
+from gigl_loader.runtime.interrupts import UninterruptedLock, uninterrupted
 from gigl_loader.runtime.memory import tensors
 from gigl_loader.runtime.system import usable_cpus
 from gigl_loader.runtime.transport import Security, address_towards
@@ -370,6 +370,10 @@ class DistSamplingProducer:
             FileChangedError: A mapped file of the dataset was changed.
             WorkerDiedError, SamplingError: A worker ended and was not replaced, or raised.
         """
+        with uninterrupted:
+            return self._next(timeout_s, stream)
+
+    def _next(self, timeout_s: float | None, stream: int) -> Received | None:
         limit = self.source_options.timeout_s if timeout_s is None else timeout_s
         # the trainer used the time since the last call: it does not count against workers
         self.recovery.note_progress()
@@ -523,8 +527,9 @@ class DistSamplingProducer:
         They are read but not filed: a failure among them must not cost the batches before it. Call
         it in the thread that takes batches.
         """
-        unread = self._tasks.count_batches()
-        return self.queue_depth + unread
+        with uninterrupted:
+            unread = self._tasks.count_batches()
+            return self.queue_depth + unread
 
     @property
     def num_restarts(self) -> int:

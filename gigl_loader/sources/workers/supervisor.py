@@ -57,7 +57,7 @@ def main(kernels: Sequence[str], *, users_code: bool = True) -> None:
     # that byte only for signals that have a handler
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    _Watch(control, [wake_read, wake_write]).run()
+    _TrainerWatch(control, [wake_read, wake_write]).run()
     # The trainer waits for this process, and the end of an interpreter with compiled kernels takes
     # seconds on a busy machine. There is nothing left to write or to release.
     os._exit(0)
@@ -128,7 +128,7 @@ def _without_blas() -> Iterator[None]:
         del sys.modules[_BLAS]
 
 
-class _Watch:
+class _TrainerWatch:
     """Forks workers, reports how they end, and ends them when the trainer is gone."""
 
     def __init__(self, control: pipe.Socket, wake: list[int]) -> None:

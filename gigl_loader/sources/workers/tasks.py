@@ -433,7 +433,7 @@ class Tasks:
         self._fatal = error
         listener = self._pool.take_listener(worker)
         if listener is not None:
-            self._ranks.refuse(worker, listener, error)
+            self._ranks.answer_for_lost(worker, listener, error)
 
     def _welcome(self, worker: int) -> None:
         """Send a replacement worker the data that the lost one had."""

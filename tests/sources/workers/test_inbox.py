@@ -75,7 +75,7 @@ class _Producer:
         ranks = SimpleNamespace(
             assignments=dict,
             introduction=lambda worker, known: ((pipe.PEERS, worker), None),
-            refuse=lambda worker, fd, error: self.refused.append((worker, fd, str(error))),
+            answer_for_lost=lambda worker, fd, error: self.refused.append((worker, fd, str(error))),
         )
         self.lock = threading.RLock()
         parts: Any = (recovery, self.channel, orders, 2, ranks, self.lock)

@@ -56,7 +56,7 @@ def test_a_worker_that_cannot_be_forked_is_a_failed_start(monkeypatch: pytest.Mo
         pipe.send(trainer, (pipe.FORK, 0), [workers.fileno()])
         workers.close()
         monkeypatch.setattr(os, "fork", refused)
-        assert supervisor._Watch(control, [])._obey()
+        assert supervisor._TrainerWatch(control, [])._obey()
         got = pipe.receive(ours)
         assert got is not None
         kind, cause, text = got[0]
@@ -96,7 +96,7 @@ worker.main = fails
 trainer, control = pipe.pair()
 ours, workers = pipe.pair()
 pipe.send(trainer, (pipe.FORK, 0), [workers.fileno()])
-watch = supervisor._Watch(control, list(os.pipe()))
+watch = supervisor._TrainerWatch(control, list(os.pipe()))
 assert watch._obey()
 (pid,) = watch._pids
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
