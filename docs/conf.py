@@ -82,7 +82,7 @@ nitpick_ignore_regex = [
     (
         "py:class",
         r"gigl_loader\..*\.(ArrowBatches|Attempt|CacheOptions|Cluster|SourceOptions|EpochRequest|"
-        r"FetchRequest|HeldPart|HeldSeeds|JobTurns|MessageMemory|Padding|PartitionAnswers|DatasetProperties|PartitionView|"
+        r"FetchRequest|FixedOptions|HeldPart|HeldSeeds|JobTurns|MessageMemory|Padding|PartitionAnswers|DatasetProperties|PartitionView|"
         r"Placement|ProducerRequest|RangeBook|Received|RemoteSamplerInput|Rendezvous|Security|"
         r"StorageService|StoreLookup|TorchBackend)",
     ),

@@ -78,6 +78,8 @@ may come with the seeds, and then replaces it."""
 TREE = "#TREE"
 """``[num_nodes]`` int64, with disjoint trees: the position of the seed whose tree has the node.
 A message with trees has no `BATCH`."""
+HOP = "hop"
+"""``[num_nodes]`` int64, by ``with_hop``: the hop in which a node was found first, 0 for roots."""
 SEED_TIME = "#SEED_TIME"
 """Column and field: ``[batch_size]`` int64 or float64, the time of each seed."""
 SEED_GROUP = "#SEED_GROUP"
@@ -128,6 +130,7 @@ FIELDS: dict[str, FieldSpec] = {
         FieldSpec(NODE_LABELS, "node", ("y",), ("nlabels",), "node_labels"),
         # PyG's name for the tree of each node; in other messages the seeds' ids have that name
         FieldSpec(TREE, "node", ("batch",), of_trees=True),
+        FieldSpec(HOP, "node", ("hop",), of_hops=True),
         FieldSpec(NODES_PER_HOP, "node_hop", (NODES_PER_HOP,), (NODES_PER_HOP,), on_host=True),
         FieldSpec(EDGE_INDEX, "edge", ("edge_index",), ("cols", "rows"), is_index=True),
         FieldSpec(EDGE, "edge", ("e_id", "edge"), ("eids",)),

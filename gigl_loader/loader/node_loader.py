@@ -102,6 +102,8 @@ class DistNeighborLoader(BaseDistLoader):
             any.
         time_window (float | None): Greatest age of a neighbour at the time of its seed, in units of
             the attribute; None: any age.
+        with_hop (bool): Whether each node has its ``hop``, ``[num_nodes]`` int64: the hop in which
+            it was found first, 0 for seeds. Dead nodes of ``pad=`` have 0.
 
     Ranks:
         shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:
@@ -376,6 +378,8 @@ class DistSubGraphLoader(DistNeighborLoader):
             any.
         time_window (float | None): Greatest age of a neighbour at the time of its seed, in units of
             the attribute; None: any age.
+        with_hop (bool): Whether each node has its ``hop``, ``[num_nodes]`` int64: the hop in which
+            it was found first, 0 for seeds. Dead nodes of ``pad=`` have 0.
 
     Ranks:
         shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:

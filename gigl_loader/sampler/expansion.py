@@ -69,6 +69,8 @@ class Sampled:
     edges: dict[EdgeType, EdgeCollector]
     nodes_per_hop: dict[NodeType, list[int]] = field(default_factory=dict)
     """Empty if hops are no longer distinguished."""
+    found_per_hop: dict[NodeType, list[int]] = field(default_factory=dict)
+    """The same, but never empty: nodes lie in the order in which hops found them."""
 
 
 class Expansion:
@@ -104,11 +106,12 @@ class Expansion:
                 frontier[name] = (frontier[name][1], self._nodes.count(name))
                 sampled.nodes_per_hop[name].append(frontier[name][1] - frontier[name][0])
         # An induced subgraph starts from the nodes alone; the edges that led to them are dropped.
-        kind = self._plan.expansion.subgraph_type
+        kind, found_per_hop = self._plan.expansion.subgraph_type, sampled.nodes_per_hop
         if kind == "induced":
-            return induced(self._nodes, self._reader, self._plan, keep_edges)
-        if kind == "bidirectional":
-            return bidirectional(sampled, typed=self._reader.view.is_heterogeneous)
+            sampled = induced(self._nodes, self._reader, self._plan, keep_edges)
+        elif kind == "bidirectional":
+            sampled = bidirectional(sampled, typed=self._reader.view.is_heterogeneous)
+        sampled.found_per_hop = found_per_hop
         return sampled
 
     def _expand(

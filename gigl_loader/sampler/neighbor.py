@@ -11,6 +11,7 @@ from gigl_loader.batch.message import (
     EDGE_INDEX,
     EDGE_ROWS,
     EDGES_PER_HOP,
+    HOP,
     NODE,
     NODE_ROWS,
     NODES_PER_HOP,
@@ -123,6 +124,9 @@ class NeighborSampler:
             if self.nodes.disjoint:
                 write = partial(self.nodes.write_seeds, node_type)
                 fields.append(Field(keys[TREE], "int64", nodes.shape, write))
+            if self._plan.expansion.with_hop:
+                found = sampled.found_per_hop[node_type]
+                fields.append(Field.of(keys[HOP], np.repeat(np.arange(len(found)), found)))
             # One split for features, labels and attributes: the owners of ids are looked up once.
             split = self._reader.split(self._view.node_books.get(node_type), nodes)
             for kind, field in NODE_ROWS.items():

@@ -254,6 +254,7 @@ class ExpansionKeywords(TypedDict, total=False):
     temporal_strategy: TemporalStrategy
     time_window: float | None
     sampling_method: SamplingMethod
+    with_hop: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +282,9 @@ class ExpansionOptions:
     sampling_method: SamplingMethod = "uniform"
     """Method of the draws. ``"labor"``: seeds of a batch share neighbours (layer-neighbour
     sampling); each still has a uniform draw."""
+    with_hop: bool = False
+    """Whether each node has its ``hop``, ``[num_nodes]`` int64: the hop in which it was found
+    first, 0 for seeds. Dead nodes of ``pad=`` have 0."""
 
     def __post_init__(self) -> None:
         for name, known in (

@@ -34,6 +34,7 @@ from gigl_loader.batch.message import (
     EDGE_INDEX,
     EDGE_ROWS,
     EDGES_PER_HOP,
+    HOP,
     NODE,
     NODE_FEATURES,
     NODE_ROWS,
@@ -394,6 +395,10 @@ class DeviceSampler:
                 keys = self._roots.keys[node_type]
                 host[keys[NODES_PER_HOP]] = torch.tensor(drawn.per_hop[node_type])
                 self._add_nodes(tensors, node_type, drawn, ids, rows)
+                if self._plan.expansion.with_hop:
+                    hops = host[keys[NODES_PER_HOP]]
+                    each = torch.arange(len(hops)).repeat_interleave(hops)
+                    tensors[keys[HOP]] = each.to(tensors[keys[NODE]].device, non_blocking=True)
             for edge_type, sampled in drawn.edges.items():
                 self._add_edges(host, tensors, edge_type, sampled, ids, rows)
             return host, LentTensors(tensors, self._memory, self._memory.mark())

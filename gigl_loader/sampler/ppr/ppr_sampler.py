@@ -104,7 +104,7 @@ class PPRSampler(NeighborSampler):
         # After all tops were labelled: "hop 1" is their addition to the roots.
         per_hop = {t: [roots[t].size, count(t) - roots[t].size] for t in types}
         followed = self._walked(around) if self._options.include_sampled_edges else {}
-        sampled = Sampled(followed, per_hop)
+        sampled = Sampled(followed, per_hop, per_hop)
         return [*placed.fields, *self._node_fields(sampled), *fields, *self._edge_fields(sampled)]
 
     def _around(
