@@ -12,7 +12,7 @@ A loader takes such messages from the queue `ShmChannel`.
 
 A storage server may lend a slot to a client of the same machine, which maps it. If that client
 leaves without giving the slot back, the slot is poisoned: the client may read it for ever, so it
-is never written again.
+is never written again. So is one that was leased while this process forked, as the child has it.
 """
 
 import ctypes
@@ -102,6 +102,8 @@ class _EndOfLease(weakref.ref[Any]):
 
     sender: _Sender
     number: int
+    num_forks: int
+    """When the lease began: if there are more at its end, a child may read the memory."""
 
 
 class Lease:
@@ -114,7 +116,7 @@ class Lease:
         self._buffer = segments.buffer_at(slot.address, slot.nbytes)
         # tied to the buffer, not to this object: tensors keep only the buffer
         end = _EndOfLease(self._buffer, table.ended.append)
-        end.sender, end.number = sender, number
+        end.sender, end.number, end.num_forks = sender, number, segments.num_forks()
         sender.leased[number] = end
 
     @property
@@ -256,7 +258,7 @@ class LeaseTable:
             buffer = end()
             if buffer is not None:
                 state.leased[number] = end = _EndOfLease(buffer)
-                end.sender, end.number = state, number
+                end.sender, end.number, end.num_forks = state, number, segments.num_forks()
                 weakref.finalize(buffer, self._note_end, end).atexit = False
 
     def _release(self, state: _Sender, number: int) -> None:
@@ -279,6 +281,8 @@ class LeaseTable:
             if number not in state.lent:
                 self._leased_bytes -= state.slots[number].nbytes
             del state.leased[number]
+            if end.num_forks != segments.num_forks():
+                state.poisoned.add(number)
             state.lent.discard(number)
             if self.closed or state.is_gone:
                 self._release(state, number)

@@ -112,6 +112,33 @@ def epoch_with_children(make: Callable[[], DistNeighborLoader]) -> None:
         assert loader.stats()["restarts"] == 0
 
 
+def child_reads_a_batch(make: Callable[[], DistNeighborLoader]) -> None:
+    """What a child has of a batch stays, while the parent goes on; the slots are used again."""
+    with make() as loader:
+        wanted = list(map(batch_digest, loader))
+        batches = iter(loader)
+        batch = next(batches)
+        digest = batch_digest(batch)
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 7
+            try:
+                os.close(write)
+                os.read(read, 1)  # the parent is through, or gone
+                code = 0 if batch_digest(batch) == digest else 5
+            finally:
+                os._exit(code)
+        os.close(read)
+        del batch
+        for _ in batches:
+            pass
+        for _ in range(3):
+            assert len(list(map(batch_digest, loader))) == len(wanted)
+        os.close(write)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "it changed in the child"
+
+
 def colocated(rank: int, size: int) -> None:
     common: dict[str, Any] = {
         "num_neighbors": [3, 2],
@@ -126,6 +153,7 @@ def colocated(rank: int, size: int) -> None:
         {"dataset": GRAPH.partitions(size)[rank], "exchange": "collective"},
     ):
         epoch_with_children(partial(DistNeighborLoader, **common, **how))
+        child_reads_a_batch(partial(DistNeighborLoader, **common, **how))
     release_workers()
     assert not Footprint.below().alive(), "no process is left"
 
@@ -133,8 +161,11 @@ def colocated(rank: int, size: int) -> None:
 def store(info: Any, rank: int) -> None:
     remote = RemoteDistDataset(info, rank)
     seeds = {rank: torch.arange(30 * rank, 30 * rank + 30)}
-    epoch_with_children(
-        lambda: DistNeighborLoader(
+
+    def make() -> DistNeighborLoader:
+        return DistNeighborLoader(
             remote, [3, 2], seeds, batch_size=2, seed=1, shuffle=True, reconnect_timeout=0
         )
-    )
+
+    epoch_with_children(make)
+    child_reads_a_batch(make)

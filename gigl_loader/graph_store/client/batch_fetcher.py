@@ -19,6 +19,7 @@ from gigl_loader.graph_store.wire.requests import (
     GiveBack,
     Nothing,
 )
+from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.memory.same_host import Mappings
 from gigl_loader.runtime.threads import new_thread
 from gigl_loader.runtime.transport import Caller, Reply
@@ -72,8 +73,9 @@ class BatchFetcher:
         self._caller: Caller | None = None
         self._fetches: queue.SimpleQueue[tuple[Reply[FetchAnswer], Attempt] | None]
         self._fetches = queue.SimpleQueue()
-        self._released: deque[int] = deque()
-        """Leases of batches that were dropped; appended to by finalizers, which may not lock."""
+        self._released: deque[tuple[int, int]] = deque()
+        """Leases of batches that were dropped, and the forks of this process before each; appended
+        to by finalizers, which may not lock."""
         self._giver: Caller | None = None
         """Connection for returning leases: responses on the other may take long."""
         self._given_back: Reply[Nothing] | None = None
@@ -175,7 +177,7 @@ class BatchFetcher:
             return unpack_batch(batch.layout, *sent, self._pool.take_leased)
         if batch.region.nbytes < nbytes:
             raise ProtocolError(f"a batch of {nbytes} bytes lies in {batch.region.nbytes}")
-        lease, released = batch.lease, self._released
+        lease, released = (batch.lease, segments.num_forks()), self._released
         try:
             # `append` of a deque needs no lock, which a finalizer in any thread could not take
             buffer = self._mappings.lease(batch.region, lambda: released.append(lease))
@@ -206,10 +208,12 @@ class BatchFetcher:
                 self._giver = self.connection.dial()
             if self._given_back is not None:
                 self._given_back.wait(_GIVE_BACK_S)
-            leases = []
+            leases, shared = list[int](), list[int]()
             while self._released:  # only now, as items removed here have to be sent
-                leases.append(self._released.popleft())
-            self._given_back = self._giver.ask("give_back", GiveBack(tuple(leases)), Nothing)
+                lease, num_forks = self._released.popleft()
+                (leases if num_forks == segments.num_forks() else shared).append(lease)
+            given_back = GiveBack(tuple(leases), tuple(shared))
+            self._given_back = self._giver.ask("give_back", given_back, Nothing)
 
     def hang_up(self) -> None:
         """Close the connections, and let the thread end."""

@@ -87,7 +87,9 @@ class BatchSender:
         with self._lock:
             leases = self._leases.get(peer.session, {})
             ended = [leases.pop(number, None) for number in request.leases]
-        del ended  # outside the lock; this frees the slots
+            shared = [leases.pop(number) for number in request.shared if number in leases]
+        _poison(shared)
+        del ended, shared  # outside the lock; this frees the slots
         return Nothing()
 
     def lose_from(self, session: str, request: FetchRequest) -> None:

@@ -290,6 +290,8 @@ class GiveBack:
     """Returns leases of batches that the client no longer reads."""
 
     leases: tuple[int, ...]
+    shared: tuple[int, ...] = ()
+    """Further ones, which a process that the client forked may read: never written again."""
 
 
 # --- contents of a server -------------------------------------------------------------------------

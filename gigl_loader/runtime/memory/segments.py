@@ -340,6 +340,22 @@ def loads(data: bytes, fds: list[int]) -> Any:
     return _Unpickler(data, fds).load()
 
 
+_num_forks = 0
+
+
+def _count_fork() -> None:
+    global _num_forks
+    _num_forks += 1
+
+
+os.register_at_fork(before=_count_fork)
+
+
+def num_forks() -> int:
+    """Return how often this process has forked: a child has all memory that is shared then."""
+    return _num_forks
+
+
 def close_fds(fds: list[int]) -> None:
     """Close descriptors."""
     for fd in fds:
