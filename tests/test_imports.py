@@ -142,10 +142,10 @@ FACES = {
         # the fields
         "message": "AT_ONCE_EPOCH AT_ONCE_STREAM Attempt Axis BATCH BatchCounts BatchTicket EDGE "
         "EDGES_PER_HOP EDGE_FEATURES EDGE_INDEX EDGE_INPUT_ID EDGE_LABEL EDGE_LABEL_INDEX "
-        "EDGE_ROWS EDGE_TARGETS EDGE_TIME Field INPUT_ID IS_HETERO LABEL_COUNTS LABEL_LINKS META "
-        "NEGATIVE NODE NODES_PER_HOP NODE_FEATURES NODE_ROWS POSITIVE PPR ROWS ROWS_OF Received "
-        "SCALES SEED_GROUP SEED_TIME SampleMessage TREE declared key keys_of_type label_column "
-        "spec_of stays_on_host",
+        "EDGE_ROWS EDGE_TARGETS EDGE_TIME Field HOP INPUT_ID IS_HETERO LABEL_COUNTS LABEL_LINKS "
+        "META NEGATIVE NODE NODES_PER_HOP NODE_FEATURES NODE_ROWS POSITIVE PPR ROWS ROWS_OF "
+        "Received SCALES SEED_GROUP SEED_TIME SampleMessage TREE declared key keys_of_type "
+        "label_column spec_of stays_on_host",
         "padding": "LEAST_DEAD PAD_ATTRIBUTES PadShape padded",
         "slots": "SlotWriter Written layout_of write_fields",
         "splitting": "SeedLayout parts_of",
