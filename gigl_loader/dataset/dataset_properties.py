@@ -11,7 +11,14 @@ from gigl_loader.dataset import degrees
 from gigl_loader.dataset.format.mapped_reader import OriginalIds
 from gigl_loader.dataset.from_pyg.split_ids import names_of
 from gigl_loader.dataset.identity import GraphIdentity
-from gigl_loader.dataset.one_or_by_type import Counts, EdgeInfo, NodeIds, NodeInfo, SplitIds
+from gigl_loader.dataset.one_or_by_type import (
+    Counts,
+    EdgeCounts,
+    EdgeInfo,
+    NodeIds,
+    NodeInfo,
+    SplitIds,
+)
 from gigl_loader.dataset.partition.adjacency import edges_of, weights_as_given
 from gigl_loader.dataset.partition.build import owned_ids
 from gigl_loader.dataset.partition.checks import check_count, count_not_numbers
@@ -33,6 +40,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
+from gigl_loader.dataset.summary import summary_of
 from gigl_loader.errors import ConfigError, UsageError, warn_user
 from gigl_loader.runtime.memory.segments import Array
 
@@ -85,6 +93,33 @@ class DatasetProperties:
         """Nodes over all partitions."""
         counts = self.view().num_nodes
         return dict(counts) if self.is_typed else counts[DEFAULT_HOMOGENEOUS_NODE_TYPE]
+
+    @property
+    def num_edges(self) -> EdgeCounts:
+        """Edges of this partition, without label edges; by edge type if the graph has types."""
+        counts = {
+            edge_type: adjacency.indices.numel()
+            for edge_type, adjacency in self.view().adjacency.items()
+            if not is_label_edge_type(edge_type)
+        }
+        return counts if self.is_typed else counts.get(DEFAULT_HOMOGENEOUS_EDGE_TYPE, 0)
+
+    @property
+    def num_features(self) -> Counts:
+        """Columns of the node features, as PyG's; 0 without features; by node type if typed."""
+        info = self.node_feature_info
+        if self.is_typed:
+            return {name: one.dim for name, one in info.items()} if isinstance(info, dict) else {}
+        return info.dim if isinstance(info, FeatureInfo) else 0
+
+    def summary(self) -> str:
+        """Return types, counts, feature sizes and splits as text, a line for each type.
+
+        ``here`` is what this partition has: nodes that it owns, edges that it holds, ids of splits.
+        """
+        splits = {split: self.known_split(split) for split in SPLITS}
+        position = f"partition {self.partition_idx} of {self.num_partitions}"
+        return summary_of(self.view(), splits, position)
 
     @property
     def node_ids(self) -> NodeIds:

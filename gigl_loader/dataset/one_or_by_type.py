@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     NodeIds: TypeAlias = Any
     SplitIds: TypeAlias = Any
     Counts: TypeAlias = Any
+    EdgeCounts: TypeAlias = Any
     NodeInfo: TypeAlias = Any
     EdgeInfo: TypeAlias = Any
     # PyG declares `dataset[0]` so, and graphs are documented to come from there.
@@ -27,6 +28,7 @@ else:
     NodeIds = Tensor | dict[NodeType, Tensor]
     SplitIds = NodeIds | None
     Counts = int | dict[NodeType, int]
+    EdgeCounts = int | dict[EdgeType, int]
     NodeInfo = FeatureInfo | dict[NodeType, FeatureInfo] | None
     EdgeInfo = FeatureInfo | dict[EdgeType, FeatureInfo] | None
     PyGGraph = Graph = "Data | HeteroData"
