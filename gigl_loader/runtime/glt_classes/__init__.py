@@ -291,7 +291,11 @@ def _import_glt(search_path: list[str]) -> None:
             _restoring(os.environ, "TORCH_CPP_LOG_LEVEL"),
             _restoring(sys.modules, "torch_sparse"),
             _restoring(vars(torch), "device"),
+            warnings.catch_warnings(),
         ):
+            # by a decorator of GLT's, from torch 2.14 on: nobody who imports it can change that
+            for category in (FutureWarning, DeprecationWarning):
+                warnings.filterwarnings("ignore", r"`torch\.jit\.", category)
             sys.modules["torch_sparse"] = torch_sparse
             vars(torch)["device"] = _Device
             package = importlib.import_module(_GLT)

@@ -60,6 +60,7 @@ GROUPS = {
         "edge_label_time",
         "temporal_strategy",
         "time_window",
+        "with_hop",
     ),
     "Ranks": ("shard", "even_ranks"),
     "Processes": ("num_workers", "worker_concurrency", "exchange", "in_order", "worker_init_fn"),
@@ -135,7 +136,7 @@ def test_gigls_own_keywords_come_last_and_ours_fit_on_a_page() -> None:
     gigls = {*list(inspect.signature(DistNeighborLoader).parameters)[:19]}
     assert {*list(GROUPS.values())[-1]} <= gigls
     for loader in LOADERS:  # `device` is GiGL's `pin_memory_device` by torch's name
-        assert len(inspect.signature(loader).parameters.keys() - gigls - {"device"}) <= 32
+        assert len(inspect.signature(loader).parameters.keys() - gigls - {"device"}) <= 33
 
 
 @pytest.mark.parametrize("loader", LOADERS)

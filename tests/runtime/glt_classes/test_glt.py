@@ -2,6 +2,7 @@ import ast
 import copy
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,26 @@ def test_a_glt_that_does_not_import_is_named_in_a_warning(
 
 
 # --- what the import leaves behind ----------------------------------------------------------------
+
+
+@pytest.mark.glt
+def test_what_glt_does_to_torch_is_no_warning_of_the_user() -> None:
+    """With torch 2.14 its decorator was the first line on the screen."""
+    script = (
+        "import warnings, torch, torch_geometric.data\n"
+        "script = torch.jit.script\n"
+        "def warns(*args, **more):\n"
+        "    warnings.warn('`torch.jit.script` is deprecated', FutureWarning, stacklevel=2)\n"
+        "    return script(*args, **more)\n"
+        "torch.jit.script = warns\n"
+        "import gigl_loader.runtime.glt_classes as classes\n"
+        "assert classes.available\n"
+        "torch.jit.script(torch.nn.Identity())\n"
+    )
+    command = [sys.executable, "-W", "always", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    told = [line for line in done.stderr.splitlines() if "FutureWarning: `torch.jit" in line]
+    assert [line.partition(":")[0] for line in told] == ["<string>"], "the user's own alone"
 
 
 def test_the_process_is_as_before() -> None:
