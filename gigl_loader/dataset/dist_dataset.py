@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 import torch.distributed as dist
@@ -602,6 +602,13 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
     def has_checksums(self) -> bool:
         """Whether this is from a directory in our own format, whose files have checksums."""
         return self._mapped is not None
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Raise a `UsageError`: batches come from a loader, rows by id."""
+        raise UsageError(
+            "a DistDataset has no items: iterate over a loader of it, such as "
+            "DistNeighborLoader(dataset, [10, 5]); get_features(ids) has rows of nodes"
+        )
 
     def __repr__(self) -> str:
         """Show the partition, the nodes of the whole graph and the edges of this partition."""

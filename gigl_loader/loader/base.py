@@ -560,6 +560,11 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
                 "fork, as torch's DataLoader(..., num_workers=1) makes them: iterate over the "
                 "loader in the process that built it, it has workers of its own; or build one here"
             )
+        if "_shutdowned" not in vars(self):
+            raise UsageError(
+                f"this {type(self).__name__} was not built: its __init__ has to call "
+                "super().__init__(dataset, num_neighbors, ...)"
+            )
         if self._shutdowned:
             raise UsageError(f"this {type(self).__name__} was shut down: build a new one")
 

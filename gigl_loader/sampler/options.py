@@ -46,6 +46,17 @@ class KHopNeighborSamplerOptions:
     """Fanout per hop, as given to the loader."""
 
 
+def _check_class_path(options: str, path: object) -> None:
+    if isinstance(path, str) and "." in path:
+        return
+    hint = ""
+    if isinstance(path, type):  # workers import it, which its path says how to
+        hint = f": give {f'{path.__module__}.{path.__qualname__}'!r}"
+    raise ConfigError(
+        f"{options}.class_path must read 'package.module.ClassName', got {path!r}{hint}"
+    )
+
+
 @dataclass(frozen=True)
 class CustomSamplerOptions:
     """Sample with your own class, which the sampling workers import.
@@ -60,11 +71,7 @@ class CustomSamplerOptions:
     keywords: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if "." not in self.class_path:
-            raise ConfigError(
-                f"CustomSamplerOptions.class_path must read 'package.module.ClassName', "
-                f"got {self.class_path!r}"
-            )
+        _check_class_path("CustomSamplerOptions", self.class_path)
 
 
 @dataclass(frozen=True)
@@ -93,11 +100,7 @@ class FeatureStoreOptions:
     """Bytes of the rows that each sampling thread caches, the most recently used."""
 
     def __post_init__(self) -> None:
-        if "." not in self.class_path:
-            raise ConfigError(
-                "FeatureStoreOptions.class_path must read 'package.module.ClassName', got "
-                f"{self.class_path!r}"
-            )
+        _check_class_path("FeatureStoreOptions", self.class_path)
         size = self.cache_bytes
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ConfigError(f"FeatureStoreOptions.cache_bytes must be bytes >= 0, got {size!r}")

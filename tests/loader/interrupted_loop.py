@@ -41,8 +41,9 @@ def main(workers: int, many: int, seed: int) -> None:
     caught = whole = 0
     while caught < many:
         try:
-            armed = True
             while True:
+                # Again for each epoch: Python swallows what is raised as a `__del__` begins.
+                armed = True
                 loader.set_epoch(0)
                 assert contents(loader) == expected
                 whole += 1

@@ -1,5 +1,6 @@
 """Bad input is a clear error before any process starts."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from gigl_loader import (
     CustomSamplerOptions,
     DistDataset,
     DistNeighborLoader,
+    FeatureStoreOptions,
     KHopNeighborSamplerOptions,
     UsageError,
     message_passing_to_positive_label,
@@ -183,6 +185,8 @@ def test_fanouts_by_type(typed: DistDataset, change: dict, match: str) -> None:
         ({"timeout": float("inf")}, "timeout.*inf"),
         ({"pin_memory_device": "cuda:99"}, "'cuda:99'.*CUDA devices here"),
         ({"pin_memory_device": "gpu"}, "'gpu' is no torch device"),
+        ({"device": "meta"}, "'meta': batches are copied to CUDA devices alone"),
+        ({"device": "mps"}, "'mps': batches are copied to CUDA devices alone"),
         ({"even_ranks": "yes"}, "even_ranks.*'drop'"),
         ({"sampler_options": KHopNeighborSamplerOptions([9])}, "differ"),
         (
@@ -204,6 +208,28 @@ def test_a_worker_init_fn_that_no_worker_can_import(plain: DistDataset) -> None:
 def test_a_sampler_path_without_a_module() -> None:
     with pytest.raises(ConfigError, match="ClassName"):
         CustomSamplerOptions("Sampler")
+
+
+@pytest.mark.parametrize("options", [CustomSamplerOptions, FeatureStoreOptions])
+def test_a_class_in_place_of_its_path(options: Any) -> None:
+    with pytest.raises(ConfigError, match=r"ClassName', got .*: give 'collections\.OrderedDict'"):
+        options(OrderedDict)
+
+
+def test_a_subclass_that_was_not_built() -> None:
+    class Mine(DistNeighborLoader):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(UsageError, match=r"Mine was not built: .* super\(\).__init__"):
+        iter(Mine())
+
+
+def test_a_dataset_has_no_items(plain: DistDataset) -> None:
+    with pytest.raises(UsageError, match="iterate over a loader of it"):
+        plain[0]
+    with pytest.raises(UsageError, match="iterate over a loader of it"):
+        list(plain)
 
 
 def test_weights_that_are_not_there() -> None:

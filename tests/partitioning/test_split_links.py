@@ -238,6 +238,7 @@ def _edges_of(datasets, edge_type, edge_dir):
     return _pairs(torch.cat(found, 1))
 
 
+@pytest.mark.filterwarnings("ignore:num_partitions=.* is more than the:gigl_loader.GraphWarning")
 @settings(
     max_examples=examples(15),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

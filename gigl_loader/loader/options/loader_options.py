@@ -463,6 +463,11 @@ def checked_device(name: str, device: Any) -> torch.device:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"{name}={device!r} is no torch device: {error}") from None
+    if wanted.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"{name}={device!r}: batches are copied to CUDA devices alone; give 'cpu', and move "
+            "each batch yourself"
+        )
     # `torch.device` takes any index; without this the first copy of the first epoch would fail.
     found = torch.cuda.device_count()
     if wanted.type == "cuda" and (wanted.index or 0) >= found:
