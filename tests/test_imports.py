@@ -115,9 +115,9 @@ FACES = {
         "Rows Splits TimeOrder WithSplits earlier keys_of owner_of",
         "placement": "Placement",
         "schema": "COMMUNITY DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE "
-        "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath NEIGHBOR_TIME NodeType SPLITS Split "
-        "check_type_names edge_type_str glt_edge_type is_in_batches is_label_edge_type "
-        "label_to_message_passing message_passing_to_negative_label "
+        "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath NEGATIVE NEIGHBOR_TIME NodeType "
+        "POSITIVE PPR SPLITS Split check_type_names edge_type_str glt_edge_type is_in_batches "
+        "is_label_edge_type label_to_message_passing message_passing_to_negative_label "
         "message_passing_to_positive_label plain_edge_type reverse_edge_type row_type",
     },
     "partitioning": {
@@ -141,11 +141,11 @@ FACES = {
         "payload_bytes tensors_over",
         # the fields
         "message": "AT_ONCE_EPOCH AT_ONCE_STREAM Attempt Axis BATCH BatchCounts BatchTicket EDGE "
-        "EDGES_PER_HOP EDGE_FEATURES EDGE_INDEX EDGE_INPUT_ID EDGE_LABEL EDGE_LABEL_INDEX "
-        "EDGE_ROWS EDGE_TARGETS EDGE_TIME Field HOP INPUT_ID IS_HETERO LABEL_COUNTS LABEL_LINKS "
-        "META NEGATIVE NODE NODES_PER_HOP NODE_FEATURES NODE_ROWS POSITIVE PPR ROWS ROWS_OF "
-        "Received SCALES SEED_GROUP SEED_TIME SampleMessage TREE declared key keys_of_type "
-        "label_column spec_of stays_on_host",
+        "EDGES_PER_HOP EDGE_FEATURES EDGE_INDEX EDGE_INPUT_ID EDGE_LABEL EDGE_ROWS EDGE_TARGETS "
+        "Field HOP INPUT_ID META NODE NODES_PER_HOP NODE_FEATURES NODE_ROWS ROWS ROWS_OF Received "
+        "SEED_GROUP SEED_TIME SampleMessage SeedEdges TREE declared heterogeneous_field "
+        "is_heterogeneous key keys_of_type label_column label_keys scales_key spec_of "
+        "stays_on_host",
         "padding": "LEAST_DEAD PAD_ATTRIBUTES PadShape padded",
         "slots": "SlotWriter Written layout_of write_fields",
         "splitting": "SeedLayout parts_of",

@@ -19,34 +19,26 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from gigl_loader.batch.message import (
-    BATCH,
     EDGE,
     EDGE_INDEX,
-    EDGE_INPUT_ID,
-    EDGE_LABEL,
-    EDGE_LABEL_INDEX,
-    EDGE_TIME,
-    EDGES_PER_HOP,
-    INPUT_ID,
-    IS_HETERO,
-    LABEL_COUNTS,
-    LABEL_LINKS,
-    META,
+    FIELDS,
     NODE,
-    NODES_PER_HOP,
-    POSITIVE,
-    PPR,
-    SCALES,
-    TREE,
+    Axis,
     SampleMessage,
+    SeedEdges,
     fields_of,
+    is_heterogeneous,
     key,
     label_columns,
+    label_keys,
+    scales_key,
     spec_of,
     type_name,
 )
 from gigl_loader.dataset.lookup import widened
 from gigl_loader.dataset.schema import (
+    POSITIVE,
+    PPR,
     DatasetSchema,
     EdgeType,
     NodeType,
@@ -62,9 +54,6 @@ if TYPE_CHECKING:
     Batch: TypeAlias = Any
 else:
     Batch = Data | HeteroData
-
-_NODES = key(NODE, "")
-"""End of the key of a type's nodes."""
 
 
 def to_data(message: SampleMessage) -> Data:
@@ -91,11 +80,7 @@ def batch_types(
     walked = [edge_type for edge_type in known if not is_label_edge_type(edge_type)]
     # A type without edges is known by its nodes alone, and messages have those of every type.
     ends = {end for edge_type in known for end in (edge_type[0], edge_type[2])}
-    node_types = ends | {
-        name.removesuffix(_NODES)
-        for name in message
-        if name.endswith(_NODES) and not name.startswith(META)
-    }
+    node_types = ends | {of for of, spec in map(spec_of, message) if spec.name == NODE}
     # Walked along out-edges, an edge is found at its source. `EDGE_INDEX` has the neighbour in row
     # 0, which then is the edge's destination: the reversed type is the one whose ends fit.
     if edge_dir == "out":
@@ -128,7 +113,7 @@ def to_hetero_data(
     _fill(data, message, stores)
     _count_nodes(data[node_type] for node_type in node_types)
     # per store, as in PyG, and over all types, as in GLT
-    if any(key(NODES_PER_HOP, node_type) in message for node_type in node_types):
+    if any("num_sampled_nodes" in data[node_type] for node_type in node_types):
         data.num_sampled_nodes = {t: data[t].num_sampled_nodes for t in node_types}
         counted = [name for name in edge_types if "num_sampled_edges" in data[name]]
         data.num_sampled_edges = {t: data[t].num_sampled_edges for t in counted}
@@ -146,7 +131,7 @@ def _fill(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None:
         elif store is None or not spec.batch:
             continue
         elif spec.axis == "seed":
-            of_seeds.append((store, spec.batch[0], value))
+            of_seeds.append((store, spec, value))
         elif spec.is_declared:
             # rows come first in a message; PyG has those of an "index" attribute last
             dim = data.__cat_dim__(spec.batch[0], value, store)
@@ -155,9 +140,9 @@ def _fill(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None:
             for attribute in spec.batch:
                 store[attribute] = value.tolist() if spec.on_host else value
     # last: PyG counts nodes by the first attribute that it knows, and `batch` is one
-    for store, attribute, value in of_seeds:
-        store[attribute] = value
-        if attribute in (BATCH, INPUT_ID):
+    for store, spec, value in of_seeds:
+        store[spec.batch[0]] = value
+        if not spec.is_declared:
             store.batch_size = value.size(0)
 
 
@@ -168,24 +153,17 @@ def _count_nodes(stores: Iterable[Any]) -> None:
             store.num_nodes = store["n_id"].numel()
 
 
-def _ints(counts: Tensor | None) -> list[int] | None:
-    """Return counts per hop; None, as in PyG, if edges belong to no hop."""
-    return None if counts is None else counts.tolist()
-
-
 def with_widened_features(message: SampleMessage) -> SampleMessage:
     """Return ``message`` with float32 features, and without their scales."""
     # Widening comes after the copy to the device, so that fewer bytes cross the bus.
-    scales = {
-        name.removeprefix(SCALES): value
-        for name, value in message.items()
-        if name.startswith(SCALES)
-    }
+    quantized = [name for name in message if scales_key(name) in message]
     # The common case: the same message object, so that its next reader sees no copy either.
-    if not scales:
+    if not quantized:
         return message
-    kept = {name: value for name, value in message.items() if not name.startswith(SCALES)}
-    return {**kept, **{name: widened(kept[name], scale) for name, scale in scales.items()}}
+    wide = dict(message)
+    for name in quantized:
+        wide[name] = widened(message[name], wide.pop(scales_key(name)))
+    return wide
 
 
 Labels = Tensor | dict[int, Tensor]
@@ -210,9 +188,10 @@ def add_labels(
     """
     labels: dict[str, dict[EdgeType, Labels]] = {}
     for sign, edge_type, name in label_columns(supervision):
-        if LABEL_LINKS + name in message:
-            links, counts = message[LABEL_LINKS + name], message[LABEL_COUNTS + name]
-            found = links if as_edge_index else by_anchor(links, counts)
+        of_links, of_counts = label_keys(name)
+        if of_links in message:
+            links = message[of_links]
+            found = links if as_edge_index else by_anchor(links, message[of_counts])
             labels.setdefault(sign, {})[edge_type] = found
         # Every anchor sampler writes positives, even if a batch has none; negatives are written
         # only if the user gave some.
@@ -261,7 +240,8 @@ def add_edge_labels(
     Raises:
         ConfigError: The message has no seed edges: another sampler made it.
     """
-    if EDGE_LABEL_INDEX not in message:
+    edges = SeedEdges.of(message)
+    if edges is None:
         raise ConfigError(
             "the sampler gave no seed edges: a sampler of your own for a DistLinkNeighborLoader "
             "needs the roots gigl_loader.sampler.edges.EdgeRoots"
@@ -278,20 +258,20 @@ def add_edge_labels(
             del store[name]
     # In a triplet batch `links` is one row, [sources, positives, negatives]; else two, sources over
     # destinations, with the columns of the negatives behind those of the seed edges.
-    links, store.input_id = message[EDGE_LABEL_INDEX], message[EDGE_INPUT_ID]
+    links, store.input_id = edges.links, edges.input_id
     num_edges = store.input_id.numel()
     if kind == "triplet":
         src.src_index, dst.dst_pos_index = links[:num_edges], links[num_edges : 2 * num_edges]
         # Row i has the negatives of seed edge i. PyG drops the second dimension if each has one.
         negatives = links[2 * num_edges :].view(num_edges, -1)
         dst.dst_neg_index = negatives.squeeze(-1)
-        if EDGE_TIME in message:
-            src.seed_time = dst.seed_time = message[EDGE_TIME]
+        if edges.time is not None:
+            src.seed_time = dst.seed_time = edges.time
         return
     store.edge_label_index = links
-    if EDGE_TIME in message:
-        store.edge_label_time = message[EDGE_TIME]
-    label = message.get(EDGE_LABEL)
+    if edges.time is not None:
+        store.edge_label_time = edges.time
+    label = edges.label
     # A missing label stays missing without negatives: there would be nothing to distinguish.
     if kind == "binary":
         label = _with_zeros(label, num_edges, links)
@@ -329,12 +309,11 @@ def transform_outputs(
     Raises:
         ConfigError: It returned something else, or a node or edge that was not sampled.
     """
-    if not int(message[IS_HETERO]):
+    if not is_heterogeneous(message):
         output = _checked(transform(_output(message)), transform, SamplerOutput)
         changed = dict(message)
-        _change_nodes(changed, None, output.node, output.batch, output.num_sampled_nodes)
-        ends = (output.row, output.col)
-        _change_edges(changed, None, ends, output.edge, output.num_sampled_edges)
+        _change_nodes(changed, None, _of_type(output, "node", None))
+        _change_edges(changed, None, _of_type(output, "edge", None))
         return changed
     given = _hetero_output(message, node_types, edge_types)
     output = _checked(transform(given), transform, HeteroSamplerOutput)
@@ -342,12 +321,9 @@ def transform_outputs(
     # message, and the message stays whole for its other holders.
     changed = dict(message)
     for name in node_types:
-        trees, counts = (output.batch or {}).get(name), (output.num_sampled_nodes or {}).get(name)
-        _change_nodes(changed, name, output.node[name], trees, counts)
+        _change_nodes(changed, name, _of_type(output, "node", name))
     for edge_type in edge_types:
-        ids, counts = (output.edge or {}), (output.num_sampled_edges or {})
-        ends = (output.row[edge_type], output.col[edge_type])
-        _change_edges(changed, edge_type, ends, ids.get(edge_type), counts.get(edge_type))
+        _change_edges(changed, edge_type, _of_type(output, "edge", edge_type))
     return changed
 
 
@@ -362,43 +338,53 @@ def _checked(output: Any, transform: Transform, wanted: type) -> Any:
     return output
 
 
+_OUTPUT = [spec for spec in FIELDS.values() if spec.output]
+"""Fields that are attributes of PyG's outputs of samplers."""
+
+
 def _output(message: SampleMessage) -> SamplerOutput:
-    row, col = message[EDGE_INDEX]
-    return SamplerOutput(
-        message[NODE],
-        row,
-        col,
-        message.get(EDGE),
-        batch=message.get(TREE),
-        num_sampled_nodes=_ints(message.get(NODES_PER_HOP)),
-        num_sampled_edges=_ints(message.get(EDGES_PER_HOP)),
-        metadata=_metadata(message),
-    )
+    absent = {name: None for spec in _OUTPUT for name in spec.output}
+    given = {**absent, **_attributes(message, None)}
+    return SamplerOutput(**given, metadata=_metadata(message))
 
 
 def _hetero_output(
     message: SampleMessage, node_types: list[NodeType], edge_types: list[EdgeType]
 ) -> HeteroSamplerOutput:
     """Return a message as PyG's output of a sampler; types without an entry are left out."""
-
-    def nodes(field: str) -> dict[NodeType, Tensor]:
-        return {t: message[key(field, t)] for t in node_types if key(field, t) in message}
-
-    def edges(field: str) -> dict[EdgeType, Tensor]:
-        return {t: message[key(field, t)] for t in edge_types if key(field, t) in message}
-
+    given: dict[str, Any] = {name: {} for spec in _OUTPUT for name in spec.output}
+    graph_types: list[NodeType | EdgeType] = [*node_types, *edge_types]
+    for graph_type in graph_types:
+        for name, value in _attributes(message, graph_type).items():
+            given[name][graph_type] = value
     # PyG tells "no ids" and "no trees" by None and would take an empty dict for ids of no type.
-    links = edges(EDGE_INDEX)
-    return HeteroSamplerOutput(
-        nodes(NODE),
-        {t: ends[0] for t, ends in links.items()},
-        {t: ends[1] for t, ends in links.items()},
-        edges(EDGE) or None,
-        batch=nodes(TREE) or None,
-        num_sampled_nodes={t: counts.tolist() for t, counts in nodes(NODES_PER_HOP).items()},
-        num_sampled_edges={t: counts.tolist() for t, counts in edges(EDGES_PER_HOP).items()},
-        metadata=_metadata(message),
-    )
+    for name in ("edge", "batch"):
+        given[name] = given[name] or None
+    return HeteroSamplerOutput(**given, metadata=_metadata(message))
+
+
+def _attributes(message: SampleMessage, graph_type: NodeType | EdgeType | None) -> dict[str, Any]:
+    """Return what a message has for a type, by attribute of PyG's output of a sampler."""
+    found: dict[str, Any] = {}
+    for spec in _OUTPUT:
+        value = message.get(key(spec.name, graph_type))
+        if value is not None:
+            given: Any = value.tolist() if spec.on_host else value
+            found.update(zip(spec.output, given if len(spec.output) > 1 else [given], strict=True))
+    return found
+
+
+def _of_type(output: Any, axis: Axis, graph_type: NodeType | EdgeType | None) -> dict[str, Any]:
+    """Return what an output has for the nodes or the edges of a type, by field of a message."""
+    found: dict[str, Any] = {}
+    for spec in _OUTPUT:
+        if spec.axis not in (axis, f"{axis}_hop"):
+            continue
+        values = [getattr(output, name) for name in spec.output]
+        if graph_type is not None:
+            values = [(of_types or {}).get(graph_type) for of_types in values]
+        found[spec.name] = values[0] if len(values) == 1 else tuple(values)
+    return found
 
 
 def _metadata(message: SampleMessage) -> tuple[Tensor | None, Tensor | None]:
@@ -411,37 +397,24 @@ def _metadata(message: SampleMessage) -> tuple[Tensor | None, Tensor | None]:
     return of_seeds.get("input_id"), of_seeds.get("seed_time")
 
 
-def _change_nodes(
-    message: SampleMessage,
-    name: NodeType | None,
-    nodes: Tensor,
-    trees: Tensor | None,
-    counts: list[int] | None,
-) -> None:
-    before = message[key(NODE, name)]
+def _change_nodes(message: SampleMessage, name: NodeType | None, changed: dict[str, Any]) -> None:
+    before, nodes = message[key(NODE, name)], changed.pop(NODE)
     # Most transforms change only edges: the same nodes need no look-up, and no copy of their
     # features.
     if nodes is not before and not torch.equal(nodes, before):
         at = _positions(before, nodes, f"a node of {name or 'the graph'}")
         _take(message, fields_of(message, "node", name), at)
-    _set(message, key(TREE, name), trees)
-    _set(message, key(NODES_PER_HOP, name), None if counts is None else torch.tensor(counts))
+    _set(message, name, changed)
 
 
-def _change_edges(
-    message: SampleMessage,
-    name: EdgeType | None,
-    ends: tuple[Tensor, Tensor],
-    ids: Tensor | None,
-    counts: list[int] | None,
-) -> None:
-    row, col = ends
+def _change_edges(message: SampleMessage, name: EdgeType | None, changed: dict[str, Any]) -> None:
+    (row, col), ids = changed.pop(EDGE_INDEX), changed.pop(EDGE)
     if row.shape != col.shape:
         raise ConfigError(
             "transform_sampler_output must keep `row` and `col` in step: they have "
             f"{row.numel()} and {col.numel()} ends of edges"
         )
-    links, before = torch.stack(ends), message.get(key(EDGE, name))
+    links, before = torch.stack((row, col)), message.get(key(EDGE, name))
     rows = [field for field in fields_of(message, "edge", name) if field != key(EDGE_INDEX, name)]
     if before is None:
         _check_rows_fit(message, rows, links.size(1))
@@ -453,7 +426,7 @@ def _change_edges(
             )
         _take(message, rows, _positions(before, ids, f"an edge of {name or 'the graph'}"))
     message[key(EDGE_INDEX, name)] = links
-    _set(message, key(EDGES_PER_HOP, name), None if counts is None else torch.tensor(counts))
+    _set(message, name, changed)
 
 
 def _check_rows_fit(message: SampleMessage, fields: list[str], num_edges: int) -> None:
@@ -490,8 +463,12 @@ def _positions(known: Tensor, wanted: Tensor, what: str) -> Tensor:
     return order[at] if ids.numel() else at
 
 
-def _set(message: SampleMessage, field: str, value: Tensor | None) -> None:
-    if value is None:
-        message.pop(field, None)
-    else:
-        message[field] = value
+def _set(
+    message: SampleMessage, graph_type: NodeType | EdgeType | None, values: dict[str, Any]
+) -> None:
+    """Give a type its other values, by field; None removes one."""
+    for name, value in values.items():
+        if value is None:
+            message.pop(key(name, graph_type), None)
+        else:
+            message[key(name, graph_type)] = torch.as_tensor(value)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
-from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
+from gigl_loader.dataset.schema import NEGATIVE, POSITIVE, EdgeType, NodeType, edge_type_str
 
 if TYPE_CHECKING:  # workers read this module and do without torch
     from torch import Tensor
@@ -38,6 +38,8 @@ class FieldSpec:
     """Names in a PyG batch."""
     glt: tuple[str, ...] = ()
     """Keys of the same in graphlearn-torch's messages."""
+    output: tuple[str, ...] = ()
+    """Attributes of PyG's ``SamplerOutput``; several have one row of the field each."""
     matrix: str | None = None
     """Matrix of a `PartitionView` that it has the rows of."""
     is_index: bool = False
@@ -88,10 +90,6 @@ NODES_PER_HOP = "num_sampled_nodes"
 """``[hops + 1]`` int64."""
 EDGES_PER_HOP = "num_sampled_edges"
 """``[hops]`` int64."""
-PPR = "ppr"
-"""Relation of the edges that a sampler by personalised PageRank makes, seed first."""
-POSITIVE, NEGATIVE = "positive", "negative"
-"""The two signs of a label."""
 LABEL_LINKS = "#LABELS.links."
 """Prefix of a `label_column`. ``[2, num_labels]`` int64, local: anchors (ascending), label
 nodes."""
@@ -125,17 +123,19 @@ IS_HETERO = "#IS_HETERO"
 FIELDS: dict[str, FieldSpec] = {
     spec.name: spec
     for spec in (
-        FieldSpec(NODE, "node", ("n_id", "node"), ("ids",)),  # PyG's name, graphlearn-torch's name
-        FieldSpec(NODE_FEATURES, "node", ("x",), ("nfeats",), "node_features"),
-        FieldSpec(NODE_LABELS, "node", ("y",), ("nlabels",), "node_labels"),
+        FieldSpec(NODE, "node", ("n_id", "node"), ("ids",), ("node",)),  # PyG's name, GLT's name
+        FieldSpec(NODE_FEATURES, "node", ("x",), ("nfeats",), matrix="node_features"),
+        FieldSpec(NODE_LABELS, "node", ("y",), ("nlabels",), matrix="node_labels"),
         # PyG's name for the tree of each node; in other messages the seeds' ids have that name
-        FieldSpec(TREE, "node", ("batch",), of_trees=True),
+        FieldSpec(TREE, "node", ("batch",), output=("batch",), of_trees=True),
         FieldSpec(HOP, "node", ("hop",), of_hops=True),
-        FieldSpec(NODES_PER_HOP, "node_hop", (NODES_PER_HOP,), (NODES_PER_HOP,), on_host=True),
-        FieldSpec(EDGE_INDEX, "edge", ("edge_index",), ("cols", "rows"), is_index=True),
-        FieldSpec(EDGE, "edge", ("e_id", "edge"), ("eids",)),
-        FieldSpec(EDGE_FEATURES, "edge", ("edge_attr",), ("efeats",), "edge_features"),
-        FieldSpec(EDGES_PER_HOP, "edge_hop", (EDGES_PER_HOP,), (EDGES_PER_HOP,), on_host=True),
+        FieldSpec(NODES_PER_HOP, "node_hop", *((NODES_PER_HOP,),) * 3, on_host=True),
+        FieldSpec(
+            EDGE_INDEX, "edge", ("edge_index",), ("cols", "rows"), ("row", "col"), is_index=True
+        ),
+        FieldSpec(EDGE, "edge", ("e_id", "edge"), ("eids",), ("edge",)),
+        FieldSpec(EDGE_FEATURES, "edge", ("edge_attr",), ("efeats",), matrix="edge_features"),
+        FieldSpec(EDGES_PER_HOP, "edge_hop", *((EDGES_PER_HOP,),) * 3, on_host=True),
         FieldSpec(BATCH, "seed", ("batch",), ("batch",)),
         FieldSpec(INPUT_ID, "seed", ("input_id",)),
         FieldSpec(SEED_TIME, "seed", ("seed_time",)),
@@ -238,11 +238,66 @@ def label_column(sign: str, edge_type: EdgeType) -> str:
     return f"{sign}:{edge_type_str(edge_type)}"
 
 
+def label_keys(column: str) -> tuple[str, str]:
+    """Return the keys of the links and of the counts of the labels of a `label_column`."""
+    return LABEL_LINKS + column, LABEL_COUNTS + column
+
+
 def label_columns(edge_types: Iterable[EdgeType]) -> Iterator[tuple[str, EdgeType, str]]:
     """Yield sign, supervision edge type and `label_column` of all labels that there may be."""
     for edge_type in edge_types:
         for sign in (POSITIVE, NEGATIVE):
             yield sign, edge_type, label_column(sign, edge_type)
+
+
+def scales_key(features: str) -> str:
+    """Return the key of the scales that restore quantized features, by the features' key."""
+    return SCALES + features
+
+
+def heterogeneous_field(heterogeneous: bool) -> "Field":
+    """Return the field that says whether the keys of a message carry types."""
+    return Field.of(IS_HETERO, np.uint8(heterogeneous))
+
+
+def is_heterogeneous(message: SampleMessage) -> bool:
+    """Return whether the keys of a message carry types."""
+    return bool(message[IS_HETERO])
+
+
+def num_seeds(message: SampleMessage, node_type: NodeType | None) -> int | None:
+    """Return how many of the first nodes of a type are seeds; None if seeds have another type."""
+    for name in (INPUT_ID, BATCH):
+        if (given := message.get(key(name, node_type))) is not None:
+            return given.size(0)
+    return None
+
+
+@dataclass(frozen=True)
+class SeedEdges:
+    """The seed edges of a message, with their negatives: tensors, or arrays to send."""
+
+    links: Any
+    """See `EDGE_LABEL_INDEX`."""
+    input_id: Any
+    label: Any = None
+    time: Any = None
+
+    @classmethod
+    def of(cls, message: SampleMessage) -> "SeedEdges | None":
+        """Return those of a message; None if it has none."""
+        if EDGE_LABEL_INDEX not in message:
+            return None
+        return cls(*(message.get(name) for name in _OF_SEED_EDGES))
+
+    def fields(self) -> list["Field"]:
+        """Return their fields."""
+        values = (self.links, self.input_id, self.label, self.time)
+        given = zip(_OF_SEED_EDGES, values, strict=True)
+        return [Field.of(name, value) for name, value in given if value is not None]
+
+
+_OF_SEED_EDGES = (EDGE_LABEL_INDEX, EDGE_INPUT_ID, EDGE_LABEL, EDGE_TIME)
 
 
 @dataclass(frozen=True)

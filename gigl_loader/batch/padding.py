@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from gigl_loader.batch.message import (
-    BATCH,
     EDGE_INDEX,
-    INPUT_ID,
     NODE,
     Axis,
     SampleMessage,
     declared,
     key,
+    num_seeds,
     spec_of,
     type_name,
 )
@@ -99,7 +98,7 @@ def padded(message: SampleMessage, shape: PadShape, num_trees: int) -> SampleMes
     for node_type, size in shape.nodes.items():
         ids = message[key(NODE, node_type)]
         _mark(longer, "node", node_type, NODE_MASK, ids, ids.size(0), size)
-        if (seeds := _num_seeds(message, node_type)) is not None:
+        if (seeds := num_seeds(message, node_type)) is not None:
             _mark(longer, "node", node_type, SEED_MASK, ids, seeds, size)
     for edge_type, size in shape.edges.items():
         real = links[type_name(edge_type)]
@@ -141,14 +140,6 @@ def _with_dead(counts: Tensor, dead: int) -> Tensor:
     # `trim_to_layer` cuts the ends of tensors, by the last counts: so dead ones go first, with
     # those of the last hop, and the rest is the same as without them.
     return torch.cat([counts[:-1], counts[-1:] + dead]) if counts.numel() else counts
-
-
-def _num_seeds(message: SampleMessage, node_type: NodeType | None) -> int | None:
-    """Return how many of the first nodes of a type are seeds; None if seeds have another type."""
-    for name in (BATCH, INPUT_ID):
-        if (given := message.get(key(name, node_type))) is not None:
-            return given.size(0)
-    return None
 
 
 def _mark(

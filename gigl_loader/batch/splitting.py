@@ -18,17 +18,15 @@ from gigl_loader.batch.message import (
     EDGE_LABEL_INDEX,
     EDGE_TIME,
     EDGES_PER_HOP,
-    INPUT_ID,
-    LABEL_COUNTS,
-    LABEL_LINKS,
     META,
     NODE,
     NODES_PER_HOP,
-    TREE,
     SampleMessage,
     fields_of,
     key,
     label_columns,
+    label_keys,
+    num_seeds,
     spec_of,
 )
 from gigl_loader.batch.padding import PadShape, hops_of
@@ -54,8 +52,9 @@ class SeedLayout:
 
     def count(self, message: SampleMessage) -> int:
         """Return the seeds of a batch."""
-        name = EDGE_INPUT_ID if self.of_edges else key(INPUT_ID, self.input_type)
-        return message[name].size(0)
+        if self.of_edges:
+            return message[EDGE_INPUT_ID].size(0)
+        return num_seeds(message, self.input_type) or 0
 
 
 _RootLabels = list[tuple[NodeType | None, Tensor]]
@@ -145,7 +144,7 @@ class _BatchToSplit:
                 spec = spec_of(field)[1]
                 values = self._message[field].index_select(0, chosen)
                 if spec.of_trees:
-                    values = self._trees(start, stop)[values]
+                    values = self._trees(spec.name, start, stop)[values]
                 if spec.of_hops:
                     values = hops_of(per_hop).to(values.device)
                 part[field] = values
@@ -197,7 +196,7 @@ class _BatchToSplit:
         seeds = self._message[key(NODE, layout.input_type)]
         part.add(layout.input_type, torch.arange(start, stop, device=seeds.device))
         for name, edge_type in self._labels():
-            links = self._message[LABEL_LINKS + name]
+            links = self._message[label_keys(name)[0]]
             is_kept = (links[0] >= start) & (links[0] < stop)
             at, count = _used_first(is_kept), is_kept.sum()
             part.labels[name] = (at, count)
@@ -208,10 +207,10 @@ class _BatchToSplit:
         positions = {name: place for place, name in enumerate(self._message)}
         return sorted(self._shape.edges, key=lambda name: positions[key(EDGE_INDEX, name)])
 
-    def _trees(self, start: int, stop: int) -> Tensor:
+    def _trees(self, name: str, start: int, stop: int) -> Tensor:
         """Return the number of each tree in the part, by its number in the whole batch."""
         layout, message = self._layout, self._message
-        whole = message[key(TREE, layout.input_type)]
+        whole = message[key(name, layout.input_type)]
         if layout.of_edges:
             links = message[EDGE_LABEL_INDEX]
             trees = whole[(links[0] if links.dim() == 2 else links)[start:stop]]
@@ -231,12 +230,13 @@ class _BatchToSplit:
             part[field] = part[field][start:stop]
         for name, _ in self._labels():
             at, count = grown.labels[name][0], grown.label_counts[name]
-            part[LABEL_LINKS + name] = part[LABEL_LINKS + name][:, at[:count]]
-            part[LABEL_COUNTS + name] = part[LABEL_COUNTS + name][start:stop]
+            links, counts = label_keys(name)
+            part[links] = part[links][:, at[:count]]
+            part[counts] = part[counts][start:stop]
 
     def _labels(self) -> Iterator[tuple[str, EdgeType]]:
         for _, edge_type, name in label_columns(self._layout.supervision):
-            if LABEL_LINKS + name in self._message:
+            if label_keys(name)[0] in self._message:
                 yield name, edge_type
 
     def _cut_edges(self, part: SampleMessage, start: int, stop: int) -> _RootLabels:
@@ -296,11 +296,10 @@ class _BatchToSplit:
             else:
                 part[EDGE_LABEL_INDEX] = torch.stack([src[links[0]], dst[links[1]]])
         for name, edge_type in self._labels():
-            anchors, others = part[LABEL_LINKS + name]
+            of_links, _ = label_keys(name)
+            anchors, others = part[of_links]
             end = edge_type[2] if layout.typed else None
-            part[LABEL_LINKS + name] = torch.stack(
-                [new[layout.input_type][anchors], new[end][others]]
-            )
+            part[of_links] = torch.stack([new[layout.input_type][anchors], new[end][others]])
 
 
 class _WholeEdges:

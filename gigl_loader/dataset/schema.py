@@ -39,6 +39,11 @@ another attribute."""
 WEIGHT_NAMES = ("edge_weight", "weights")
 """What weights are called in a PyG graph; without a name they are carried as the first."""
 
+POSITIVE, NEGATIVE = "positive", "negative"
+"""The two signs of a label."""
+PPR = "ppr"
+"""Relation of the edges that a sampler by personalised PageRank makes, seed first."""
+
 # GiGL's own suffixes: its edge types and its saved graphs work here by name.
 _POSITIVE_SUFFIX = "_gigl_positive"
 _NEGATIVE_SUFFIX = "_gigl_negative"

@@ -21,7 +21,7 @@ from gigl_loader.batch.collate import (
 )
 from gigl_loader.batch.device.prefetch import CopyEngine
 from gigl_loader.batch.edge_ids import answer_for_edge_ids
-from gigl_loader.batch.message import IS_HETERO, Received, SampleMessage, stays_on_host
+from gigl_loader.batch.message import Received, SampleMessage, is_heterogeneous, stays_on_host
 from gigl_loader.batch.padding import PAD_ATTRIBUTES
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
@@ -542,7 +542,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
 
     def _make_batch(self, msg: SampleMessage) -> Batch:
         """Turn a message that is on the device into a batch; a hook for subclasses."""
-        if int(msg[IS_HETERO]):
+        if is_heterogeneous(msg):
             types = batch_types(msg, self._dataset_schema, self.edge_dir)
             batch: Data | HeteroData = to_hetero_data(msg, *types)
         else:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader.batch.collate import TRIPLET_ATTRIBUTES, Batch, add_edge_labels
-from gigl_loader.batch.message import IS_HETERO, SampleMessage
+from gigl_loader.batch.message import SampleMessage, is_heterogeneous
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
@@ -301,7 +301,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
 
     def _make_batch(self, msg: SampleMessage) -> Batch:
         batch = super()._make_batch(msg)
-        edge_type = self._seed_edge_type if int(msg[IS_HETERO]) else None
+        edge_type = self._seed_edge_type if is_heterogeneous(msg) else None
         kind = None if self._negatives is None else self._negatives.mode.value
         add_edge_labels(batch, msg, edge_type, kind=kind)
         return batch

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.batch.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
+from gigl_loader.batch.message import label_column, label_keys
 from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import (
+    NEGATIVE,
+    POSITIVE,
     EdgeType,
     NodeType,
     message_passing_to_negative_label,
@@ -96,9 +98,8 @@ class AnchorRoots:
             anchors = np.repeat(np.arange(counts.size), counts)
             links = np.stack([anchors, nodes.label(edge_type[2], ids, anchors)])
             label_sets.append(_Labels(edge_type, sign, counts, links))
-            name = label_column(sign, edge_type)
-            fields.append(Field.of(LABEL_LINKS + name, links))
-            fields.append(Field.of(LABEL_COUNTS + name, counts))
+            keys = label_keys(label_column(sign, edge_type))
+            fields += map(Field.of, keys, (links, counts))
         if not self._exclude:
             return RootFields(fields)
         copies = self._without_copies(request.seeds, nodes, label_sets)

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.batch.message import (
-    EDGE_INPUT_ID,
     EDGE_LABEL,
-    EDGE_LABEL_INDEX,
     EDGE_TARGETS,
-    EDGE_TIME,
     INPUT_ID,
-    IS_HETERO,
     BatchTicket,
+    SeedEdges,
+    heterogeneous_field,
 )
 from gigl_loader.dataset.identity import GAMMA, mixed
 from gigl_loader.dataset.partition.partition_view import PartitionView
@@ -26,7 +24,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import Draw, Field, Peers, SampleRequest, SamplingPlan, draw_key
+from gigl_loader.sampler.plan import Draw, Peers, SampleRequest, SamplingPlan, draw_key
 from gigl_loader.sampler.roots import RootFields, SeedTimes
 from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.sampler.sampler_kinds import SamplerKind
@@ -112,7 +110,14 @@ class EdgeRoots:
             nodes.label(source_type, neg_src, seeds[: neg_src.size]),
             self._label_negatives(nodes, neg_dst, seeds),
         )
-        return RootFields([*self._fields(request, *ends), *self._times(nodes.seed_times, seeds)])
+        edges = SeedEdges(
+            self._links(*ends),
+            # a loader may send other numbers than positions, in a column of that name
+            request.extra.get(INPUT_ID, request.input_id),
+            request.extra.get(EDGE_LABEL),
+            self._times(nodes.seed_times, seeds),
+        )
+        return RootFields([heterogeneous_field(self._is_heterogeneous), *edges.fields()])
 
     def _label_negatives(self, nodes: BatchNodes, neg_dst: Array, seeds: Array) -> Array:
         """Label the destinations of negatives.
@@ -128,32 +133,18 @@ class EdgeRoots:
         labels[by_turn] = nodes.label(other, neg_dst[by_turn], seeds[by_turn])
         return labels
 
-    def _fields(
-        self, request: SampleRequest, src: Array, dst: Array, neg_src: Array, neg_dst: Array
-    ) -> list[Field]:
-        """Return the ends of seed edges and negatives as local labels, and the given labels."""
+    def _links(self, src: Array, dst: Array, neg_src: Array, neg_dst: Array) -> Array:
+        """Return the ends of seed edges and negatives as local labels."""
         if self._kind == TRIPLET:
-            links = np.concatenate([src, dst, neg_dst])
-        else:
-            links = np.stack([np.concatenate([src, neg_src]), np.concatenate([dst, neg_dst])])
-        fields = [
-            Field.of(IS_HETERO, np.uint8(self._is_heterogeneous)),
-            Field.of(EDGE_LABEL_INDEX, links),
-            # a loader may send other numbers than positions, in a column of that name
-            Field.of(EDGE_INPUT_ID, request.extra.get(INPUT_ID, request.input_id)),
-        ]
-        if EDGE_LABEL in request.extra:
-            fields.append(Field.of(EDGE_LABEL, request.extra[EDGE_LABEL]))
-        return fields
+            return np.concatenate([src, dst, neg_dst])
+        return np.stack([np.concatenate([src, neg_src]), np.concatenate([dst, neg_dst])])
 
-    def _times(self, times: Array | None, seeds: Array) -> list[Field]:
+    def _times(self, times: Array | None, seeds: Array) -> Array | None:
         """Return the times of seed edges; in the binary form, then those of negatives."""
-        if times is None:
-            return []
         # PyG's triplets have one time for an edge and its negatives, binary pairs one each.
-        if self._kind == BINARY:
-            times = np.concatenate([times, times[seeds]])
-        return [Field.of(EDGE_TIME, times)]
+        if times is None or self._kind != BINARY:
+            return times
+        return np.concatenate([times, times[seeds]])
 
 
 def edge_sampler(

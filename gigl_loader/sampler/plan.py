@@ -15,7 +15,14 @@ from typing import Any, Generic, Protocol, cast
 import numpy as np
 from typing_extensions import TypeVar
 
-from gigl_loader.batch.message import AT_ONCE_STREAM, NODE_FEATURES, SCALES, BatchTicket, Field, key
+from gigl_loader.batch.message import (
+    AT_ONCE_STREAM,
+    NODE_FEATURES,
+    BatchTicket,
+    Field,
+    key,
+    scales_key,
+)
 from gigl_loader.dataset.partition.partition_view import ROW_KINDS, A, PartitionView, Rows
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.runtime.memory.segments import Array
@@ -161,7 +168,7 @@ def quantization_scale_fields(view: PartitionView[Array], sent: Container[str]) 
         name = key(NODE_FEATURES, node_type if view.is_heterogeneous else None)
         # Only for features in the batch: the trainer looks for scales by the features' key.
         if rows.scales is not None and name in sent:
-            fields.append(Field.of(SCALES + name, rows.scales))
+            fields.append(Field.of(scales_key(name), rows.scales))
     return fields
 
 

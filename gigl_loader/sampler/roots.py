@@ -15,10 +15,10 @@ import numpy as np
 from gigl_loader.batch.message import (
     BATCH,
     INPUT_ID,
-    IS_HETERO,
     META,
     SEED_TIME,
     Field,
+    heterogeneous_field,
     keys_of_type,
 )
 from gigl_loader.dataset.partition.partition_view import earlier, keys_of
@@ -62,7 +62,7 @@ class NodeRoots:
 
     def __init__(self, reader: GraphReader, plan: SamplingPlan) -> None:
         self._view, self._plan = reader.view, plan
-        self._is_hetero = np.uint8(reader.view.is_heterogeneous)
+        self._type = heterogeneous_field(reader.view.is_heterogeneous)
         self._keys = keys_of_type(plan.input_type if reader.view.is_heterogeneous else None)
 
     def place(self, request: SampleRequest, nodes: BatchNodes) -> RootFields:
@@ -76,7 +76,7 @@ class NodeRoots:
         """Return the fields that describe the seeds of the batch."""
         keys = self._keys
         fields = [
-            Field.of(IS_HETERO, self._is_hetero),
+            self._type,
             Field.of(keys[INPUT_ID], request.extra.get(INPUT_ID, request.input_id)),
         ]
         if not self._plan.expansion.in_trees:  # there, PyG's `batch` is the tree of each node

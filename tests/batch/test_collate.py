@@ -14,13 +14,12 @@ from gigl_loader.batch.message import (
     NODE,
     NODE_FEATURES,
     NODES_PER_HOP,
-    PPR,
     SEED_TIME,
     TREE,
     declared,
     key,
 )
-from gigl_loader.dataset.schema import DatasetSchema, message_passing_to_positive_label
+from gigl_loader.dataset.schema import PPR, DatasetSchema, message_passing_to_positive_label
 
 BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")
 

@@ -6,7 +6,8 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import ConfigError
 from gigl_loader.batch.collate import add_labels, by_anchor
-from gigl_loader.batch.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
+from gigl_loader.batch.message import LABEL_COUNTS, LABEL_LINKS, label_column
+from gigl_loader.dataset.schema import NEGATIVE, POSITIVE
 
 BUYS, LIKES = ("user", "buys", "item"), ("user", "likes", "item")
 LINKS = torch.tensor([[0, 0, 2], [5, 6, 5]])

@@ -14,6 +14,7 @@ from gigl_loader.batch.message import (
     label_column,
     stays_on_host,
 )
+from gigl_loader.dataset.schema import NEGATIVE, POSITIVE
 
 WRITES = ("author", "writes", "paper")
 
@@ -25,7 +26,7 @@ def test_keys_carry_their_type() -> None:
 
 
 def test_label_columns_differ_by_sign_and_type() -> None:
-    signs = (message.POSITIVE, message.NEGATIVE)
+    signs = (POSITIVE, NEGATIVE)
     names = {label_column(sign, edge) for sign in signs for edge in (WRITES, WRITES[::-1])}
     assert len(names) == 4
     assert "positive:author__writes__paper" in names

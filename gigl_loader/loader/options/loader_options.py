@@ -12,10 +12,10 @@ from typing import Any, Unpack
 import torch
 
 from gigl_loader.batch.device.copy_stream import full_device
-from gigl_loader.batch.message import PPR
 from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    PPR,
     DatasetSchema,
     NodeType,
     is_label_edge_type,

@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader.batch.message import NEGATIVE, POSITIVE, label_column
+from gigl_loader.batch.message import label_column
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    NEGATIVE,
+    POSITIVE,
     DatasetSchema,
     EdgeType,
     NodeType,

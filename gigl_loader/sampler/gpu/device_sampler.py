@@ -39,10 +39,10 @@ from gigl_loader.batch.message import (
     NODE_FEATURES,
     NODE_ROWS,
     NODES_PER_HOP,
-    SCALES,
     TREE,
     Field,
     SampleMessage,
+    scales_key,
 )
 from gigl_loader.dataset.partition.partition_view import Matrix, Owner, owner_of
 from gigl_loader.dataset.schema import EdgeType, NodeType
@@ -479,7 +479,7 @@ class DeviceSampler:
         if keys[NODE_FEATURES] in tensors:
             scales = self._view.node_features[node_type].scales
             if scales is not None:
-                tensors[SCALES + keys[NODE_FEATURES]] = scales
+                tensors[scales_key(keys[NODE_FEATURES])] = scales
 
     def _add_rows(
         self,

@@ -6,16 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.batch.message import (
-    EDGE_FEATURES,
-    EDGE_INDEX,
-    EDGES_PER_HOP,
-    PPR,
-    BatchTicket,
-    key,
-)
+from gigl_loader.batch.message import EDGE_FEATURES, EDGE_INDEX, EDGES_PER_HOP, BatchTicket, key
 from gigl_loader.dataset.partition.partition_view import PartitionView
-from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.schema import PPR, EdgeType, NodeType
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
