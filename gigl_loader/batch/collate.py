@@ -31,7 +31,7 @@ from gigl_loader.batch.message import (
     key,
     label_columns,
     label_keys,
-    scales_key,
+    scales_of,
     spec_of,
     type_name,
 )
@@ -156,13 +156,13 @@ def _count_nodes(stores: Iterable[Any]) -> None:
 def with_widened_features(message: SampleMessage) -> SampleMessage:
     """Return ``message`` with float32 features, and without their scales."""
     # Widening comes after the copy to the device, so that fewer bytes cross the bus.
-    quantized = [name for name in message if scales_key(name) in message]
+    scales = scales_of(message)
     # The common case: the same message object, so that its next reader sees no copy either.
-    if not quantized:
+    if not scales:
         return message
     wide = dict(message)
-    for name in quantized:
-        wide[name] = widened(message[name], wide.pop(scales_key(name)))
+    for features, key_of_scales in scales.items():
+        wide[features] = widened(message[features], wide.pop(key_of_scales))
     return wide
 
 

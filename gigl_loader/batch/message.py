@@ -255,6 +255,11 @@ def scales_key(features: str) -> str:
     return SCALES + features
 
 
+def scales_of(message: SampleMessage) -> dict[str, str]:
+    """Return the keys of all scales of a message, by the keys of their features."""
+    return {name.removeprefix(SCALES): name for name in message if name.startswith(SCALES)}
+
+
 def heterogeneous_field(heterogeneous: bool) -> "Field":
     """Return the field that says whether the keys of a message carry types."""
     return Field.of(IS_HETERO, np.uint8(heterogeneous))

@@ -45,7 +45,9 @@ def test_time_of_this_process_is_counted_in_ticks() -> None:
 
 
 TREE = """
-work() { for ((i = 0; i < 15000; i++)); do :; done; echo $BASHPID >>pids; }
+work() {  # five ticks of user and system time
+    while set -- $(</proc/$BASHPID/stat); ((${14} + ${15} < 5)); do :; done; echo $BASHPID >>pids
+}
 ( ( work; exec sleep 600 ) & work; wait ) &
 ( work; exec sleep 600 ) &
 work; wait
