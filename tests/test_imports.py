@@ -148,7 +148,7 @@ FACES = {
         "stays_on_host",
         "padding": "LEAST_DEAD PAD_ATTRIBUTES PadShape padded",
         "slots": "SlotWriter Written layout_of write_fields",
-        "splitting": "SeedLayout parts_of",
+        "splitting": "SeedLayout split_to_fit",
     },
     "sampler": {
         # for loaders: which sampler, and what its batches may be

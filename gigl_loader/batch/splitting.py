@@ -61,7 +61,9 @@ _RootLabels = list[tuple[NodeType | None, Tensor]]
 """Type and local labels of roots, in the order in which a part has them, with repeats."""
 
 
-def parts_of(message: SampleMessage, shape: PadShape, layout: SeedLayout) -> list[SampleMessage]:
+def split_to_fit(
+    message: SampleMessage, shape: PadShape, layout: SeedLayout
+) -> list[SampleMessage]:
     """Return a batch as batches that fit ``shape``, in the order of its seeds; mostly itself.
 
     Args:

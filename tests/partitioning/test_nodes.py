@@ -17,9 +17,9 @@ from gigl_loader.partitioning.stages.id_index import NO_NODE, Index
 from gigl_loader.partitioning.stages.node_ids import (
     Numbering,
     Placer,
+    arrow_type_of_numbers,
     fits,
     make_index,
-    number_arrow,
 )
 from gigl_loader.partitioning.tables.table_files import Table
 from tests.support.draws import examples
@@ -111,5 +111,5 @@ def test_an_index_leaves_as_much_memory_as_it_takes(tmp_path: Path, monkeypatch:
 
 
 def test_numbers_have_four_bytes_where_these_are_enough() -> None:
-    assert number_arrow(2**32 - 1) == pa.uint32()
-    assert number_arrow(2**32) == pa.int64()
+    assert arrow_type_of_numbers(2**32 - 1) == pa.uint32()
+    assert arrow_type_of_numbers(2**32) == pa.int64()

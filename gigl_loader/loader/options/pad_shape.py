@@ -7,7 +7,7 @@ from typing import Any
 
 from gigl_loader.batch.message import SampleMessage
 from gigl_loader.batch.padding import LEAST_DEAD, PadShape, padded
-from gigl_loader.batch.splitting import SeedLayout, parts_of
+from gigl_loader.batch.splitting import SeedLayout, split_to_fit
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -37,7 +37,7 @@ class Padding:
 
     def split(self, message: SampleMessage) -> list[SampleMessage]:
         """Return the batches that a batch is handed out as: mostly the batch itself."""
-        return parts_of(message, self.shape, self.layout)
+        return split_to_fit(message, self.shape, self.layout)
 
     def padded(self, message: SampleMessage) -> SampleMessage:
         """Return a batch with dead nodes and edges.

@@ -146,7 +146,7 @@ def write_dictionary(
     return folder
 
 
-def number_arrow(num_nodes: int) -> Any:
+def arrow_type_of_numbers(num_nodes: int) -> Any:
     """Return the Arrow type for numbers of nodes."""
     # uint32 halves these files. Fewer than 2**32 numbers leave its last value to `NO_NODE`.
     return pa.uint32() if num_nodes < _UINT32_LIMIT else pa.int64()
@@ -157,7 +157,7 @@ def _write_pairs(
 ) -> None:
     placer = Placer(numbering, table, file)
     kind = pa.int64() if id_kind(table, column) == "int" else pa.string()
-    numbers_kind = number_arrow(numbering.num_nodes)
+    numbers_kind = arrow_type_of_numbers(numbering.num_nodes)
     schema = pa.schema([("id", kind), ("node", numbers_kind)])
     # Each id occurs once, so a dictionary of values would only take time and memory.
     with pq.ParquetWriter(path, schema, use_dictionary=False) as parquet:

@@ -83,7 +83,10 @@ def test_scores_decide_how_far_a_push_goes() -> None:
         ({"num_workers": 0, "remote_cache": "1GB"}, "is filled by sampling workers"),
         ({"pin_memory_device": "gpu"}, "pin_memory_device='gpu' is no torch device"),
         ({"device": "gpu"}, "device='gpu' is no torch device"),
-        ({"device": "cpu", "pin_memory_device": "cpu:1"}, "the second is GiGL's name for the first"),
+        (
+            {"device": "cpu", "pin_memory_device": "cpu:1"},
+            "the second is GiGL's name for the first",
+        ),
         ({"prefetch_size": 0}, "prefetch_size must be an integer > 0"),
         ({"sampler_options": KHopNeighborSamplerOptions([3])}, r"=\[2\] and .*=\[3\] differ"),
     ],

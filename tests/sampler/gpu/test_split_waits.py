@@ -29,11 +29,11 @@ def test_the_host_waits_for_counts_alone(name: str, monkeypatch: pytest.MonkeyPa
     def counting(message: Any, *args: Any) -> Any:
         host = [tensor for field, tensor in message.items() if stays_on_host(field)]
         with waits_counted(host) as waits:
-            parts = splitting.parts_of(message, *args)
+            parts = splitting.split_to_fit(message, *args)
         found.append((len(parts), waits))
         return parts
 
-    monkeypatch.setattr(pad_shape, "parts_of", counting)
+    monkeypatch.setattr(pad_shape, "split_to_fit", counting)
     case = cases.CASES[name]
     dataset = case.partition(0, 1)
     dataset.max_labels_per_anchor_node = 1 if case.kind is DistABLPLoader else None
