@@ -136,6 +136,7 @@ FACES = {
         "device.device_memory": "DeviceMemory LentTensors",
         "device.prefetch": "CopyAhead CopyEngine DevicePrefetcher NOT_READY NotReady",
         "edge_ids": "answer_for_edge_ids",
+        "glt_message": "GLTMessage GLTNames own_message",
         # the memory of messages: slots of workers, leases of who reads them
         "leases": "BufferPool MessageMemory Packed ServerMemory ShmChannel own_messages "
         "payload_bytes tensors_over",
@@ -199,6 +200,7 @@ FACES = {
         # the sources, and what they share with servers
         "in_process.device_source": "DeviceSource PartitionedSource",
         "in_process.in_process_source": "InProcessSource",
+        "other_producer": "ProducerSource SamplesForLoader is_producer",
         "remote_interface": "ABLPInputNodes FETCHED_AS RemoteDataset server_worker_options",
         "sampled_input": "check_columns check_draw check_seed_times num_batches seed_or_drawn",
         "seed_checks": "SHARDS SeedSummary check_each_once check_same_seeds",

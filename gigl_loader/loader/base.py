@@ -5,7 +5,7 @@ import functools
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from gigl_loader.batch.collate import (
 )
 from gigl_loader.batch.device.prefetch import CopyEngine
 from gigl_loader.batch.edge_ids import answer_for_edge_ids
+from gigl_loader.batch.glt_message import GLTMessage, GLTNames, own_message
 from gigl_loader.batch.message import Received, SampleMessage, is_heterogeneous, stays_on_host
 from gigl_loader.batch.padding import PAD_ATTRIBUTES
 from gigl_loader.dataset.schema import DatasetSchema
@@ -48,6 +49,7 @@ from gigl_loader.runtime.glt_classes import (
     NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
+    SamplingType,
     get_context,
 )
 from gigl_loader.runtime.ranks.collectives import COULD_NOT_BUILD, report_failure_to_ranks
@@ -61,6 +63,8 @@ from gigl_loader.sampler.options import (
 )
 from gigl_loader.sampler.plan import draw_version
 from gigl_loader.sources.batch_source import BatchSource
+from gigl_loader.sources.in_process.in_process_source import InProcessSource
+from gigl_loader.sources.other_producer import ProducerSource, SamplesForLoader
 from gigl_loader.sources.remote_interface import RemoteDataset
 from gigl_loader.sources.sampled_input import seed_or_drawn
 from gigl_loader.sources.staggered_start import LeaderTurns, WorkerTurns
@@ -84,7 +88,8 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         sampling_config: From `create_sampling_config`.
         device: Device of the batches.
         runtime: From `resolve_runtime`.
-        producer: Colocated: a built, not yet started ``DistSamplingProducer``. Graph store: the
+        producer: Colocated: a built, not yet started ``DistSamplingProducer``, or any object with
+            its ``init``, ``produce_all``, ``shutdown`` and ``output_channel``. Graph store: the
             callable to run on each server, which returns a producer id; None:
             ``DistServer.create_sampling_producer``.
         sampler_options: The sampler of the workers.
@@ -120,6 +125,8 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
     shared_by: str | None = None
     """On a graph store: ranks with the same text here share the batches, each of which one of them
     gets. None: each rank has its own."""
+    _has_own_collate = False
+    """Whether `_collate_fn` is a subclass's."""
     _has_strict_pairs = False
     """Whether the loader draws pairs of nodes that are no edges; see `draw_version`."""
 
@@ -136,6 +143,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         check_overrides(cls, BaseDistLoader)
+        cls._has_own_collate = cls._collate_fn is not BaseDistLoader._collate_fn
 
     def __init__(
         self,
@@ -146,7 +154,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         sampling_config: SamplingConfig,
         device: torch.device,
         runtime: DistributedRuntimeInfo,
-        producer: DistSamplingProducer | Callable[..., int] | None = None,
+        producer: SamplesForLoader | Callable[..., int] | None = None,
         sampler_options: SamplerOptions | None = None,
         process_start_gap_seconds: float | None = 60.0,
         max_concurrent_producer_inits: int | None = None,
@@ -159,7 +167,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,
         padding: Padding | None = None,
-        sampler: DistSamplingProducer | Callable[..., int] | None = None,
+        sampler: SamplesForLoader | Callable[..., int] | None = None,
         backend_key: str | None = None,
     ) -> None:
         producer = process_role.the_producer(producer, sampler)
@@ -168,6 +176,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             raise ConfigError(f"even_ranks must be 'drop', 'wrap' or None, got {even_ranks!r}")
         if is_remote and producer is None:
             producer = process_role.remote_source().create_producer
+        create_producer: Any = producer
         self._set_glt_attributes(
             dataset,
             sampler_input,
@@ -204,17 +213,9 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         # One engine for all epochs: its side stream, and device memory, are reused.
         self._engine = self._make_engine()
         self._recorders = self._stats.recorders
-        process_role.check_context(is_remote, get_context())
-        turns = WorkerTurns(
-            gap_s=process_start_gap_seconds,
-            local_rank=runtime.local_rank,
-            local_world_size=runtime.local_world_size,
-        )
-        leader_turns = LeaderTurns(
-            gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits
-        )
-        self._source = self._make_source(producer, is_remote, source_options, leader_turns)
-        self._epochs = Epochs(self._source)
+        self._given_options = source_options
+        self._is_open = False  # a hook sets the source, and opens it
+        self._glt_names = self._names_of_messages()
         self._one_at_once = threading.Lock()  # a source has one such batch under way
         self._shutdowned = False
         # Before workers start: an interpreter that ends during their start has to stop them, too.
@@ -222,7 +223,23 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         try:
             # Whatever happens in there, all ranks come to the exchange of their steps.
             with report_failure_to_ranks(COULD_NOT_BUILD):
-                self._open_source(turns)
+                if is_remote:
+                    self._init_graph_store_connections(
+                        dataset=dataset,
+                        create_producer_fn=create_producer,
+                        runtime=runtime,
+                        process_start_gap_seconds=process_start_gap_seconds,
+                        max_concurrent_producer_inits=max_concurrent_producer_inits,
+                    )
+                else:
+                    self._init_colocated_connections(
+                        dataset=dataset,
+                        producer=producer,
+                        runtime=runtime,
+                        process_start_gap_seconds=process_start_gap_seconds,
+                    )
+                if not self._is_open:
+                    self._take_started_producer()
                 self._epochs.agree_on_steps(
                     self._source.num_batches,
                     runtime.rank,
@@ -239,41 +256,117 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
 
     # -- start ----------------------------------------------------------------------------------
 
-    def _make_source(
+    def _init_colocated_connections(
         self,
+        dataset: Any,
         producer: Any,
-        is_remote: bool,
-        source_options: SourceOptions | None,
-        turns: LeaderTurns,
-    ) -> BatchSource:
-        """Return the source of this loader's batches, without starting it."""
-        if not is_remote:
-            source: BatchSource = producer
-            return source
-        seed = self.sampling_config.seed
-        return process_role.remote_source()(
-            producer,
-            self._given_dataset,
+        runtime: DistributedRuntimeInfo,
+        process_start_gap_seconds: float | None,
+    ) -> None:
+        """Start the producer in this rank's turn; the seed's hook, with its arguments by keyword.
+
+        A subclass may do more, around ``super()``. One that does not call it sets ``_channel`` and
+        ``_mp_producer``, started.
+
+        Args:
+            dataset: The loader's.
+            producer: The loader's, not started.
+            runtime: This process's place in the job.
+            process_start_gap_seconds: As for the loader.
+
+        Raises:
+            UsageError: GLT's context is not of the right role.
+            PeerError: A worker or another rank failed; none is left.
+        """
+        process_role.check_context(False, get_context())
+        self._mp_producer = None if isinstance(producer, InProcessSource) else producer
+        self._open(
+            self._source_of(producer),
+            WorkerTurns(
+                gap_s=process_start_gap_seconds,
+                local_rank=runtime.local_rank,
+                local_world_size=runtime.local_world_size,
+            ),
+        )
+
+    def _init_graph_store_connections(
+        self,
+        dataset: Any,
+        create_producer_fn: Callable[..., int],
+        runtime: DistributedRuntimeInfo,
+        process_start_gap_seconds: float | None,
+        max_concurrent_producer_inits: int | None,
+    ) -> None:
+        """Create the producers on the storage servers; the seed's hook, with its arguments.
+
+        Args:
+            dataset: The loader's.
+            create_producer_fn: Run on each server; returns the id of a producer.
+            runtime: This process's place in the job.
+            process_start_gap_seconds: As for the loader.
+            max_concurrent_producer_inits: As for the loader.
+
+        Raises:
+            UsageError: GLT's context is not of the right role.
+            PeerError: A server or another rank failed.
+        """
+        process_role.check_context(True, get_context())
+        source = process_role.remote_source()(
+            create_producer_fn,
+            dataset,
             self.input_data,
             self.sampling_config,
             self.worker_options,
             self._sampler_options,
-            source_options or SourceOptions(seed=seed_or_drawn(seed)),
+            self._given_options or SourceOptions(seed=seed_or_drawn(self.sampling_config.seed)),
             pin_memory=self.to_device.type == "cuda",
             shard=self._shard,
-            turns=turns,
+            turns=LeaderTurns(
+                gap_s=process_start_gap_seconds, max_concurrent=max_concurrent_producer_inits
+            ),
+        )
+        self._open(source, WorkerTurns())
+
+    def _source_of(self, producer: Any, **started: Any) -> BatchSource:
+        """Return the source of a producer's batches."""
+        if isinstance(producer, DistSamplingProducer | InProcessSource):
+            return producer
+        if self._shard == "world" or self._even_ranks == "wrap":
+            raise ConfigError(
+                f"shard='world' and even_ranks='wrap' need batches by number, and a "
+                f"{type(producer).__name__} sends whole epochs: leave them out"
+            )
+        return ProducerSource(
+            producer, len(self.input_data), self.sampling_config, self._given_options, **started
         )
 
+    def _take_started_producer(self) -> None:
+        """Use what a subclass's hook set, which did not call ours."""
+        producer, channel = vars(self).get("_mp_producer"), vars(self).get("_channel")
+        if producer is None or channel is None or self._is_remote_worker:
+            hook = "graph_store" if self._is_remote_worker else "colocated"
+            own = "" if self._is_remote_worker else ", or set _channel and _mp_producer, started"
+            raise UsageError(
+                f"{type(self).__name__}._init_{hook}_connections has to call super(){own}"
+            )
+        if isinstance(producer, DistSamplingProducer):
+            self._use(producer)
+        else:
+            self._use(self._source_of(producer, channel=channel, is_started=True))
+
     @explained_limits("starting the workers of a loader")
-    def _open_source(self, turns: WorkerTurns) -> None:
-        source = self._source
+    def _open(self, source: BatchSource, turns: WorkerTurns) -> None:
+        self._use(source)
+        source.open(turns)
+        self._channel = source.channel
+
+    def _use(self, source: BatchSource) -> None:
+        self._source, self._epochs, self._is_open = source, Epochs(source), True
         self._input_len = source.input_len
         # Now: a state is often saved because a server was lost, which then could not be asked.
         self._graph = graph_text(self._given_dataset)
         # Ranks that differ learn it before any of them has started a worker.
         self._check_shard()
-        source.open(turns)
-        self._channel = source.channel
 
     def _check_shard(self) -> None:
         """Check that ranks that share their input were given the same; before workers start."""
@@ -363,6 +456,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         of the whole job. All ranks have done as many steps as this one, so one rank's state is the
         state of all. Its entry ``"options"`` names what decides the content of batches.
         """
+        self._check_repeatable("state_dict()")
         return self._epochs.state({**self._identity(), OPTIONS: self._options})
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
@@ -383,6 +477,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
                 number of ranks. A state of an earlier version, without the options, is taken.
         """
         self._check_usable()
+        self._check_repeatable("load_state_dict()")
         in_step, identity = self._even_ranks is not None, self._identity()
         # A seed that nobody chose gives way to the saved one, which continues the same batches.
         seed = saved_seed(state) if self.sampling_config.seed is None else None
@@ -391,6 +486,13 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         self._epochs.load(state, identity, in_step=in_step, options=self._options, strict=strict)
         if seed is not None:
             self._epochs.seed = seed
+
+    def _check_repeatable(self, what: str) -> None:
+        if isinstance(self._source, ProducerSource):
+            raise UsageError(
+                f"{what}: a {self._source.name} sends its batches in any order, so nothing says "
+                "where to go on; begin an epoch anew"
+            )
 
     def _identity(self) -> dict[str, Any]:
         of_world = self._shard == "world"
@@ -510,14 +612,21 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
 
     def _collated(self, msg: SampleMessage) -> Batch:
         """Return the batch of a message, made by `_collate_fn`, which may be a subclass's."""
+        if self._has_own_collate:
+            msg = GLTMessage(msg, self._glt_names)
         return returned(self._collate_fn(msg), "the method", self._collate_fn, "the batch")
 
     def _collate_fn(self, msg: SampleMessage) -> Batch:
         """Turn a message into a batch on the device; never changes values.
 
+        An override gets, and may pass on, a mapping by graphlearn-torch's keys (``ids``, ``rows``,
+        ``cols``, ``nfeats``...), which answers ours, too; see `gigl_loader.batch.glt_message`.
+
         With ``non_blocking_transfers`` and a CUDA device, the message was already copied ahead;
         otherwise it is copied now. Counts per hop stay on the host, where they are read.
         """
+        if self._has_own_collate or self._is_of_others:
+            msg = self._own_message(msg)
         if self.to_device.type != "cpu" and self._engine is None:
             msg = self._copied(msg)
         # First, so that a user's transform sees features as batches have them.
@@ -531,6 +640,21 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         if self._transform is None:
             return batch
         return returned(self._transform(batch), "transform=", self._transform, "the batch")
+
+    def _names_of_messages(self) -> GLTNames:
+        types = None if self._dataset_schema.edge_types is None else self._node_types
+        return GLTNames(types, self._etype_str_to_rev if types is not None else {})
+
+    def _own_message(self, msg: Mapping[str, Any]) -> SampleMessage:
+        """Return a message by our keys."""
+        of_nodes = self.sampling_type is SamplingType.NODE
+        seed_type = self._input_type if self._glt_names.node_types is not None else None
+        return own_message(msg, self._glt_names, seed_type, self.batch_size if of_nodes else None)
+
+    @property
+    def _is_of_others(self) -> bool:
+        """Whether a producer of another family sends the messages."""
+        return isinstance(self._source, ProducerSource)
 
     def _own_attributes(self) -> tuple[str, ...]:
         """Return attributes that batches of this kind of loader have, besides those of all."""
@@ -584,8 +708,9 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         process_role.open_loaders.discard(self)
         # The iterator before its source: it cancels its epoch there, and drops batches copied
         # ahead, which may lie in memory that goes with the source.
-        self._epochs.end("shutdown() ended it")
-        self._source.shutdown(idle_timeout)
+        if self._is_open:  # else a hook raised before it had one
+            self._epochs.end("shutdown() ended it")
+            self._source.shutdown(idle_timeout)
 
     def __enter__(self) -> "BaseDistLoader":
         return self

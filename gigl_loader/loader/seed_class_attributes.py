@@ -22,7 +22,6 @@ from gigl_loader.loader.epochs.epoch import LoaderStats
 from gigl_loader.loader.epochs.iterator import Epochs
 from gigl_loader.runtime.glt_classes import SamplingConfig
 from gigl_loader.sources.batch_source import BatchSource
-from gigl_loader.sources.workers.producer import DistSamplingProducer
 
 OF_CONFIG = (
     "sampling_type",
@@ -48,6 +47,10 @@ class AnswersGLT:
     _stats: LoaderStats
     _is_remote_worker: bool
     worker_options: Any
+    _mp_producer: Any = None
+    """GLT's name for the producer of a colocated loader; None if this process samples."""
+    _channel: Any
+    """GLT's name for the channel of messages."""
 
     def _set_glt_attributes(
         self,
@@ -105,11 +108,6 @@ class AnswersGLT:
                 in_batch, in_message = reverse, edge_type
             self._reversed_edge_types.append(in_batch)
             self._etype_str_to_rev[edge_type_str(in_message)] = in_batch
-
-    @property
-    def _mp_producer(self) -> DistSamplingProducer | None:
-        """GLT's name for the worker processes of a loader; None if it has none of its own."""
-        return self._source if isinstance(self._source, DistSamplingProducer) else None
 
     @property
     def _num_recv(self) -> int:

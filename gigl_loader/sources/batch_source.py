@@ -1,4 +1,4 @@
-"""The seam between a loader and its source of batches, of which there are three kinds.
+"""The seam between a loader and its source of batches, of which there are four kinds.
 
 ::
 
@@ -7,6 +7,7 @@
       GPUs of all ranks     PartitionedSource      the same
     a pool of workers       DistSamplingProducer   sources/workers/producer.py
     a graph store           RemoteSource           graph_store/client/remote_source.py
+    a producer of others    ProducerSource         sources/other_producer.py
 
 A loader, its iterator, `replay` and the state depend only on this interface of a source.
 """

@@ -19,7 +19,7 @@ from gigl_loader.runtime.glt_classes import (
     RemoteDistSamplingWorkerOptions,
 )
 from gigl_loader.sources.in_process.in_process_source import InProcessSource
-from gigl_loader.sources.workers.producer import DistSamplingProducer
+from gigl_loader.sources.other_producer import is_producer
 
 if TYPE_CHECKING:
     from gigl_loader.graph_store.client.remote_source import RemoteSource
@@ -47,8 +47,11 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
         ),
         "producer": (
             # A class is callable too: one given in place of its object is neither.
-            producer is None or (callable(producer) and not isinstance(producer, type)),
-            isinstance(producer, (DistSamplingProducer, InProcessSource)),
+            producer is None
+            or (
+                callable(producer) and not isinstance(producer, type) and not is_producer(producer)
+            ),
+            isinstance(producer, InProcessSource) or is_producer(producer),
         ),
     }
     for column, is_remote in enumerate((True, False)):
@@ -66,7 +69,8 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
     }
     raise WrongTypeError(
         "the arguments must all be of one deployment: colocated (DistDataset, NodeSamplerInput, "
-        "MpDistSamplingWorkerOptions, DistSamplingProducer) or graph store (RemoteDistDataset, "
+        "MpDistSamplingWorkerOptions, a producer with init, produce_all, shutdown and "
+        "output_channel) or graph store (RemoteDistDataset, "
         "list of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable for each server); "
         f"found {sides}, of types {kinds}"
     )
@@ -126,7 +130,8 @@ def _disown() -> None:
         # Without a call of `shutdown`: the child has copies of the parent's pipes and sockets, and
         # closing messages there would end the parent's workers.
         loader._shutdowned = loader._is_forked = True
-        loader._epochs.disown()
+        if loader._is_open:
+            loader._epochs.disown()
 
 
 # At exit and not by finalisers: when these run, modules may be gone already.

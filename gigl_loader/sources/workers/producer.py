@@ -12,6 +12,7 @@ workers in `recovery`.
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -72,6 +73,15 @@ _FILES_EVERY_S = 1.0
 """Seconds between two looks at the mapped files of a dataset within an epoch."""
 
 
+_Epoch = tuple[int, Attempt | int, Sequence[int] | None, Sequence[int] | None]
+"""A consumer, its attempt, and batches with their positions, as `start_epoch` takes them."""
+
+
+class _OfThread(threading.local):
+    asked: _Epoch | None = None
+    """The epoch that `produce_all` is to begin."""
+
+
 class DistSamplingProducer:
     """Samples ``sampler_input`` in subprocesses and fills a channel with the messages.
 
@@ -109,8 +119,10 @@ class DistSamplingProducer:
         cache: CacheOptions | None = None,
         turns: tuple[JobTurns, Hashable] | None = None,
     ) -> None:
-        self.data, self.sampling_config = data, sampling_config
-        self.worker_options, self.channel = worker_options, channel
+        self.data, self.sampler_input = data, sampler_input
+        self.sampling_config, self.worker_options = sampling_config, worker_options
+        self.channel = self.output_channel = channel
+        """Where messages arrive; the second name is GLT's."""
         self.num_workers: int = worker_options.num_workers
         how = source_options or SourceOptions(seed=seed_or_drawn(sampling_config.seed))
         self.source_options = how if cache is None else replace(how, cache=cache)
@@ -153,36 +165,56 @@ class DistSamplingProducer:
             self._lock,
             None if turns is None else turns[0].place(turns[1], self._pool.wake),
         )
-        self._shut_down = False
+        self._turns: WorkerTurns | None = None
+        self._is_started = self._shut_down = False
+        # of the thread: consumers of a server begin their epochs at once
+        self._next_epoch = _OfThread()
         self.add_stream(0, channel.capacity)
 
     # -- start ----------------------------------------------------------------------------------
 
     def open(self, turns: WorkerTurns) -> None:
-        """Start the workers in this process's turn, with those of the other ranks.
+        """Start the workers in this process's turn, with those of the other ranks, by `init`.
 
         Raises:
             ConfigError: As for `join`.
             PeerError: A worker or another rank failed, or was not ready in time; none is left.
+            UsageError: A subclass's `init` does not call this class's.
         """
-        options = self.source_options
-        # a rank whose turn is last may come this much later
-        self.join(meet_ranks(options.timeout_s + turns.total_s, options.reconnect_timeout_s))
-        # Waits after `join` and before `start`: by then all ranks have seen a rank whose turn comes
-        # late, so its absence means that it failed, not that it waits.
-        with self._ending_on_failure():
-            turns.wait(self._ranks.wait_for_rank_before)
-        # Each rank announces its start before it waits for the others in `connect`, because the
-        # next rank's turn depends on it.
-        self.start()
-        self._ranks.announce("started")
-        self.connect()
+        self.take_turns(turns)
+        self.init()
+        if not self._is_started:
+            raise UsageError(
+                f"{type(self).__name__}.init has to call super().init(), which starts the workers"
+            )
+
+    def take_turns(self, turns: WorkerTurns) -> None:
+        """Let `init` start workers in this process's turn, with those of the other ranks."""
+        self._turns = turns
 
     def init(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
-        """Start the workers and connect them with those of the other partitions; see ``join``."""
-        self.join(rendezvous, security)
-        self.start()
+        """Start the workers and connect them with those of the other partitions; see ``join``.
+
+        GLT's name; the loader calls it once. A subclass may do more, around ``super()``.
+        """
+        turns, options = self._turns, self.source_options
+        if turns is None:
+            self.join(rendezvous, security)
+            self.start()
+        else:
+            # a rank whose turn is last may come this much later
+            limit_s = options.timeout_s + turns.total_s
+            self.join(meet_ranks(limit_s, options.reconnect_timeout_s), security)
+            # Waits after `join` and before `start`: by then all ranks have seen a rank whose turn
+            # comes late, so its absence means that it failed, not that it waits.
+            with self._ending_on_failure():
+                turns.wait(self._ranks.wait_for_rank_before)
+            # Each rank announces its start before it waits for the others in `connect`, because the
+            # next rank's turn depends on it.
+            self.start()
+            self._ranks.announce("started")
         self.connect()
+        self._is_started = True
 
     def join(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
         """Meet the ranks that sample the same, and agree on how their workers connect.
@@ -330,15 +362,46 @@ class DistSamplingProducer:
             FileChangedError: A mapped file of the dataset was changed.
             WorkerDiedError: A worker is gone and was not replaced.
         """
+        self._next_epoch.asked = (stream, epoch, batches, positions)
+        self.produce_all()
+        if self._next_epoch.asked is not None:
+            raise UsageError(
+                f"{type(self).__name__}.produce_all has to call super().produce_all(), which "
+                "begins the epoch"
+            )
+
+    def produce_all(self) -> None:
+        """Begin the epoch that `start_epoch` was asked for; without it, the next whole one.
+
+        GLT's name; the loader calls it once for each epoch. A subclass may do more, around
+        ``super()``.
+        """
+        asked, self._next_epoch.asked = self._next_epoch.asked, None
         with self._lock:
             self._check_usable()
             self._check_files()
             self._tasks.raise_if_fatal()
             self.recovery.restarts.start_epoch()
+            stream, epoch, batches, positions = asked or (0, self._number_after_last(), None, None)
             chosen = range(self.num_batches) if batches is None else batches
             self._tasks.begin(stream, epoch, chosen, positions)
             self.recovery.note_progress()
             self._tasks.dispatch()
+
+    def _number_after_last(self) -> int:
+        last = self._tasks.streams[0].attempt
+        return 0 if last is None else last.epoch + 1
+
+    def is_all_sampling_completed(self) -> bool:
+        """Return whether all batches of the epoch have arrived; GLT's name."""
+        with self._lock:
+            state = self._tasks.streams[0]
+            return state.left == state.waiting
+
+    def is_all_sampling_completed_and_consumed(self) -> bool:
+        """Return whether all batches of the epoch were taken; GLT's name."""
+        with self._lock:
+            return self._tasks.streams[0].finished
 
     def cancel_epoch(self, stream: int = 0) -> None:
         """Cancel the epoch of a consumer."""

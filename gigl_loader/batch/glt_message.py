@@ -1,0 +1,158 @@
+"""Messages by graphlearn-torch's keys: what its producers send, and what its loaders' hooks read.
+
+::
+
+    homogeneous   ids  nfeats  nlabels  rows  cols  eids  efeats  batch  #META.<name>
+    typed         paper.ids  paper.nfeats ...    author__writes__paper.rows ...
+
+The table `FIELDS` has the names. Local ids are the same in both: ``rows`` is row 1 of `EDGE_INDEX`,
+the nodes that edges were sampled for, and ``cols`` is row 0, their neighbours. Fields without such
+a name keep their own. Edge types of keys are those of graphlearn-torch's messages: with
+``edge_dir="in"`` the reverse of a batch's type.
+
+Source:
+    graphlearn-torch 0.2.4, ``distributed/dist_neighbor_sampler.py`` (``_colloate_fn``) and
+    ``distributed/dist_loader.py`` (``_collate_fn``).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.batch.message import (
+    FIELDS,
+    SampleMessage,
+    heterogeneous_field,
+    key,
+    num_seeds,
+    spec_of,
+    type_name,
+)
+from gigl_loader.dataset.schema import EdgeType, NodeType
+
+_OWN = {glt: spec.name for spec in FIELDS.values() for glt in spec.glt}
+"""Fields by graphlearn-torch's names."""
+_NODES, _SEEDS, _LINKS = _OWN["ids"], _OWN["batch"], _OWN["rows"]
+
+
+class GLTNames:
+    """The keys of one loader's messages, by the keys that graphlearn-torch has for them.
+
+    Args:
+        node_types: Of batches; None: they are homogeneous.
+        edge_types: Edge types of batches, by their names in graphlearn-torch's keys.
+    """
+
+    def __init__(
+        self, node_types: Iterable[NodeType] | None, edge_types: Mapping[str, EdgeType]
+    ) -> None:
+        self.node_types = None if node_types is None else list(node_types)
+        self.edge_types = {name: type_name(edge_type) for name, edge_type in edge_types.items()}
+        """Names of edge types in our keys, by those in graphlearn-torch's."""
+        self._glt_types = {own: name for name, own in self.edge_types.items()}
+
+    def glt(self, own: str) -> tuple[str, ...]:
+        """Return graphlearn-torch's keys of one of ours, itself if it has none; two: its rows."""
+        of_type, spec = spec_of(own)
+        if not spec.glt:
+            return (own,)
+        start = self._glt_types.get(of_type, of_type)
+        return tuple(f"{start}.{name}" if start else name for name in spec.glt)
+
+    def own(self, glt: str) -> str:
+        """Return our key of one of graphlearn-torch's; itself if it is none."""
+        if glt.startswith("#"):
+            return _OWN.get(glt, glt)
+        of_type, _, name = glt.rpartition(".")
+        of_type = self.edge_types.get(of_type, of_type)
+        name = _OWN.get(name, name)
+        return f"{of_type}.{name}" if of_type else name
+
+
+class GLTMessage(dict[str, Any]):
+    """A message by graphlearn-torch's keys, which also answers ours.
+
+    Keys, items and values are by graphlearn-torch's names, and by our own where it has none. A
+    value that is set takes effect in the batch.
+    """
+
+    def __init__(self, message: SampleMessage, names: GLTNames) -> None:
+        super().__init__()
+        self._names = names
+        for name, value in message.items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        keys = self._names.glt(name)
+        for one, part in zip(keys, value if len(keys) > 1 else (value,), strict=True):
+            super().__setitem__(one, part)
+
+    def __missing__(self, name: str) -> Any:
+        keys = self._names.glt(name)
+        if name in keys or not all(map(super().__contains__, keys)):
+            raise KeyError(name)
+        values = [self[one] for one in keys]
+        return values[0] if len(values) == 1 else torch.stack(values)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (
+            isinstance(name, str) and all(map(super().__contains__, self._names.glt(name)))
+        )
+
+    def __delitem__(self, name: str) -> None:
+        for one in self._names.glt(name):
+            super().__delitem__(one)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value, or ``default``."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Remove a value and return it."""
+        if default and name not in self:
+            return default[0]
+        value = self[name]
+        del self[name]
+        return value
+
+
+def own_message(
+    message: Mapping[str, Any], names: GLTNames, seed_type: NodeType | None, batch_size: int | None
+) -> SampleMessage:
+    """Return a message by our keys; what has such a key already keeps it.
+
+    Types that the message does not name are empty in it, as our own samplers send them.
+
+    Args:
+        message: By graphlearn-torch's keys, all or some.
+        names: The loader's.
+        seed_type: Type of the seeds; None: homogeneous.
+        batch_size: Nodes that are the seeds of a message that does not name these, its first ones;
+            None: seeds are edges.
+    """
+    own: SampleMessage = {}
+    given = set(message)
+    ends: dict[str, dict[str, Tensor]] = {}
+    for name, value in message.items():
+        found, tensor = names.own(name), torch.as_tensor(value)
+        if found != name and found.endswith(_LINKS):
+            ends.setdefault(found, {})[name.rpartition(".")[2]] = tensor
+        elif found == name or found not in given:  # ours, if both are given
+            own[found] = tensor
+    for found, rows in ends.items():
+        if found not in given:
+            own[found] = torch.stack([rows[name] for name in FIELDS[_LINKS].glt])
+    typed = heterogeneous_field(names.node_types is not None)
+    own.setdefault(typed.key, torch.tensor(names.node_types is not None, dtype=torch.uint8))
+    for node_type in names.node_types or ():
+        own.setdefault(key(_NODES, node_type), torch.empty(0, dtype=torch.int64))
+    for edge_type in names.edge_types.values():
+        own.setdefault(f"{edge_type}.{_LINKS}", torch.empty(2, 0, dtype=torch.int64))
+    if batch_size is not None and num_seeds(own, seed_type) is None:
+        own[key(_SEEDS, seed_type)] = own[key(_NODES, seed_type)][:batch_size]
+    return own

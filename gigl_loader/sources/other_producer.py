@@ -1,0 +1,288 @@
+"""`ProducerSource`: a producer of another family as a source of batches.
+
+graphlearn-torch's protocol is a producer with four names, and a channel with one::
+
+    loader --init()--------> producer       once; starts what it needs
+    loader --produce_all()-> producer       each epoch; it sends ceil(seeds / batch_size) messages
+    loader <--recv()-------- output_channel
+    loader --shutdown()----> producer       once
+
+Messages have graphlearn-torch's keys, or ours. A batch comes as the producer sends it: nobody knows
+which one it is. So such a loader has no state to resume from, and no ``seed``.
+
+Source:
+    graphlearn-torch 0.2.4, ``distributed/dist_sampling_producer.py`` and ``channel/base.py``; GiGL
+    at fee4ba50, ``distributed/utils/sampling_errors.py``, for a message that is an error.
+"""
+
+import inspect
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gigl_loader.batch.message import Attempt, BatchTicket, Received
+from gigl_loader.errors import (
+    ConfigError,
+    PeerError,
+    PeerTimeoutError,
+    SamplingError,
+    UsageError,
+    WorkerDiedError,
+)
+from gigl_loader.runtime.glt_classes import SamplingConfig
+from gigl_loader.sampler.options import SourceOptions
+from gigl_loader.sources.staggered_start import WorkerTurns
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+"""Seconds between two looks at the processes of a producer that sends nothing."""
+_ERROR = "#SAMPLING_ERROR"
+"""GiGL's key of a message that is an error: its text in UTF-8."""
+_NOTHING = object()
+
+
+@runtime_checkable
+class SamplesForLoader(Protocol):
+    """What graphlearn-torch's loaders ask of a producer; a class of one's own has it, too."""
+
+    output_channel: Any
+    """Has ``recv()``, which waits for a message; with ``timeout_ms``, raises when that is over."""
+
+    def init(self) -> None:
+        """Start sampling processes, once."""
+
+    def produce_all(self) -> None:
+        """Begin to send the messages of an epoch."""
+
+    def shutdown(self) -> None:
+        """Release everything. May be called again."""
+
+
+def is_producer(value: Any) -> bool:
+    """Return whether ``value`` is a producer by its names, not a class of producers."""
+    return isinstance(value, SamplesForLoader) and not isinstance(value, type)
+
+
+class ProducerSource:
+    """A `BatchSource` over a producer of another family; see the module.
+
+    Args:
+        producer: Not started yet, unless ``is_started``.
+        num_seeds: Seeds of the whole input.
+        config: Its ``batch_size`` and ``drop_last`` say how many messages an epoch has.
+        options: Seconds without a message before a wait is an error; nothing else.
+        channel: Receives the messages; None: the producer's ``output_channel``.
+        is_started: A subclass of the loader has called ``init``.
+
+    Raises:
+        ConfigError: ``seed`` is set, which such a producer does not know.
+    """
+
+    remote_bytes = 0
+
+    def __init__(
+        self,
+        producer: Any,
+        num_seeds: int,
+        config: SamplingConfig,
+        options: SourceOptions | None = None,
+        *,
+        channel: Any = None,
+        is_started: bool = False,
+    ) -> None:
+        self._producer, self._is_started = producer, is_started
+        self.name = type(producer).__name__
+        """Name of the producer's class, for errors."""
+        if config.seed is not None:
+            raise ConfigError(
+                f"seed={config.seed}: a {self.name} draws by itself, so the loader cannot promise "
+                "the same batches again: leave seed out, and give the producer one of its own"
+            )
+        self.source_options = options or SourceOptions(seed=0)
+        self.channel = producer.output_channel if channel is None else channel
+        self.input_len = num_seeds
+        whole = math.floor if config.drop_last else math.ceil
+        self.num_batches = whole(num_seeds / config.batch_size)
+        self._takes_timeout = "timeout_ms" in inspect.signature(self.channel.recv).parameters
+        self._awaited: queue.SimpleQueue[Any] | None = None
+        """Where a thread puts what ``recv`` returns or raises; None: nobody waits in it."""
+        self._tickets: list[BatchTicket] = []
+        """Of the batches of the epoch that were not handed out, the next one last."""
+        self._num_sent = 0
+        """Messages that the producer is still to send, or that are in the channel."""
+        self._shut_down = False
+
+    @property
+    def num_workers(self) -> int:
+        """Sampling processes, if the producer says so."""
+        return getattr(self._producer, "num_workers", 0)
+
+    def open(self, turns: WorkerTurns) -> None:
+        """Start the producer in this process's turn.
+
+        Raises:
+            ConfigError: Turns follow each other by messages of ranks, which such producers lack.
+        """
+        if self._is_started:
+            return
+        logger.warning(
+            "batches come as a %s sends them: the loader promises no order, no resume and no seed",
+            self.name,
+        )
+        turns.wait(lambda _: None)
+        self._producer.init()
+
+    # -- epochs ---------------------------------------------------------------------------------
+
+    def start_epoch(
+        self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int]
+    ) -> None:
+        """Begin an epoch, once the messages of one that was broken off are out of the channel.
+
+        Raises:
+            UsageError: The producer was shut down, or does not send those messages.
+        """
+        self._check_usable()
+        self._drain()
+        tickets = [
+            BatchTicket(0, attempt.serial, attempt.epoch, batch, position, attempt.seed)
+            for batch, position in zip(batches, positions, strict=True)
+        ]
+        self._producer.produce_all()
+        self._tickets, self._num_sent = tickets[::-1], self.num_batches
+
+    def _drain(self) -> None:
+        left = self._num_sent
+        try:
+            while self._num_sent:
+                self._next_message(self.source_options.timeout_s)
+        except PeerError as error:
+            raise UsageError(
+                f"an epoch was broken off, and {self._num_sent} of the {left} messages that it "
+                f"left are not there to be taken out ({error}): end epochs, or build a new loader"
+            ) from error
+
+    def cancel_epoch(self) -> None:
+        """Hand out no more batches of the epoch; its messages go before the next one."""
+        self._tickets = []
+
+    def next(self, timeout_s: float | None = None) -> Received | None:
+        """Return the next message, or None at the end of the epoch.
+
+        Raises:
+            PeerTimeoutError: None came in time.
+            PeerError, WorkerDiedError: The producer ended, or one of its processes.
+            SamplingError: The message is an error.
+        """
+        self._check_usable()
+        if not self._tickets:
+            return None
+        timeout = self.source_options.timeout_s if timeout_s is None else timeout_s
+        message = self._next_message(timeout)
+        return Received(self._tickets.pop(), message, {})
+
+    def _next_message(self, timeout_s: float) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            # Before a last look at the channel: what was sent before the end is there by then.
+            lost = self._loss()
+            left_s = max(0.0, deadline - time.monotonic())
+            message = self._recv(min(_LOOK_S, left_s))
+            if message is not _NOTHING:
+                break
+            if lost is not None:
+                raise lost
+            if left_s == 0.0:
+                raise PeerTimeoutError(
+                    f"{self.name} sent no message for {timeout_s:.1f} s; {self._counted()}. If a "
+                    "batch really takes that long, raise `timeout`"
+                )
+        self._num_sent -= 1
+        if _ERROR in message:
+            text = bytes(torch.as_tensor(message[_ERROR]).tolist()).decode(errors="replace")
+            raise SamplingError(f"a sampler of {self.name}", text.strip().rpartition("\n")[2], text)
+        return message
+
+    def _counted(self) -> str:
+        return f"{self.num_batches - self._num_sent} of the epoch's {self.num_batches} have come"
+
+    def _loss(self) -> PeerError | None:
+        """Return the error of a producer that will send no more, as far as it tells."""
+        workers = list(getattr(self._producer, "_workers", None) or ())
+        for number, worker in enumerate(workers):
+            code = getattr(worker, "exitcode", None)
+            if code not in (None, 0):
+                return WorkerDiedError(number, worker.pid, code, self._counted(), self.name)
+        is_over = getattr(self._producer, "is_all_sampling_completed_and_consumed", lambda: None)
+        if is_over() is True or (workers and not any(worker.is_alive() for worker in workers)):
+            return PeerError(f"{self.name} ended before its epoch did: {self._counted()}")
+        return None
+
+    def _recv(self, timeout_s: float) -> Any:
+        """Return a message, or `_NOTHING` if none came in time."""
+        try:
+            if self._takes_timeout:
+                # 0 would be for ever in graphlearn-torch
+                return self.channel.recv(timeout_ms=max(1, int(timeout_s * 1000)))
+            return self._recv_in_thread(timeout_s)
+        except StopIteration:
+            raise PeerError(
+                f"the channel of {self.name} ended before its epoch did: {self._counted()}"
+            ) from None
+        except Exception as error:
+            # graphlearn-torch's own class of a timeout is in its native library alone
+            if isinstance(error, TimeoutError | queue.Empty):
+                return _NOTHING
+            if type(error).__name__ == "QueueTimeoutError":
+                return _NOTHING
+            raise
+
+    def _recv_in_thread(self, timeout_s: float) -> Any:
+        # A `recv` without a timeout waits in a thread, which the next call looks at again.
+        if self._awaited is None:
+            self._awaited = queue.SimpleQueue()
+            threading.Thread(
+                target=_receive, args=(self.channel.recv, self._awaited), daemon=True
+            ).start()
+        message, error = self._awaited.get(timeout=timeout_s)
+        self._awaited = None
+        if error is not None:
+            raise error
+        return message
+
+    def ready(self) -> bool:
+        """Return whether the epoch is over: a channel does not say whether it has a message."""
+        return not self._tickets
+
+    def count_waiting(self) -> int:
+        """Return 0: a channel does not say how many messages it has."""
+        return 0
+
+    def sample(self, index: Tensor, seed: int | None = None) -> Received:
+        """Raise: a producer of another family samples whole epochs."""
+        raise UsageError(f"loader(index) and collate(index): a {self.name} samples whole epochs")
+
+    def _check_usable(self) -> None:
+        if self._shut_down:
+            raise UsageError("the producer was shut down: build a new loader")
+
+    def shutdown(self, linger_s: float | None = None) -> None:
+        """Shut the producer down. Idempotent."""
+        if not self._shut_down:
+            self._shut_down, self._tickets = True, []
+            self._producer.shutdown()
+
+
+def _receive(recv: Callable[[], Any], answer: "queue.SimpleQueue[Any]") -> None:
+    try:
+        answer.put((recv(), None))
+    except BaseException as error:  # the thread that waits raises it
+        answer.put((None, error))
