@@ -471,4 +471,5 @@ def _set(
         if value is None:
             message.pop(key(name, graph_type), None)
         else:
-            message[key(name, graph_type)] = torch.as_tensor(value)
+            given = value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+            message[key(name, graph_type)] = given

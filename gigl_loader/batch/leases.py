@@ -437,7 +437,7 @@ class BufferPool:
         # loader differ in size, and the next one should fit too.
         size = -(-nbytes * 5 // 4 // _GRAIN) * _GRAIN
         if self._pin or size < _LARGE:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+            return torch.empty(size, dtype=torch.uint8, pin_memory=self._pin, device="cpu")
         # Unmapped at once when it is dropped, which malloc need not do. Python's anonymous mappings
         # are shared by default, and a forked child would write to them.
         block = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -119,7 +119,9 @@ def _longer(rows: Tensor, size: int, fill: int = 0) -> Tensor:
 
 def hops_of(per_hop: list[int]) -> Tensor:
     """Return ``[num_nodes]`` int64, the hop of each node: nodes lie in the order of their hops."""
-    return torch.arange(len(per_hop)).repeat_interleave(torch.tensor(per_hop, dtype=torch.int64))
+    return torch.arange(len(per_hop), device="cpu").repeat_interleave(
+        torch.tensor(per_hop, dtype=torch.int64, device="cpu")
+    )
 
 
 def _with_dead_edges(links: Tensor, size: int, sources: range, destinations: range) -> Tensor:

@@ -141,7 +141,7 @@ class _BatchToSplit:
             chosen = grown.chosen[name][: grown.num_nodes[name]]
             stops = grown.stops[name]
             per_hop = [after - before for before, after in zip([0, *stops], stops, strict=False)]
-            part[key(NODES_PER_HOP, name)] = torch.tensor(per_hop)
+            part[key(NODES_PER_HOP, name)] = torch.tensor(per_hop, device="cpu")
             for field in fields_of(self._message, "node", name):
                 spec = spec_of(field)[1]
                 values = self._message[field].index_select(0, chosen)
@@ -161,7 +161,9 @@ class _BatchToSplit:
             for field in fields_of(self._message, "edge", edge_type):
                 if field != key(EDGE_INDEX, edge_type):
                     part[field] = self._message[field].index_select(0, chosen)
-            part[key(EDGES_PER_HOP, edge_type)] = torch.tensor(per_hop, dtype=torch.int64)
+            part[key(EDGES_PER_HOP, edge_type)] = torch.tensor(
+                per_hop, dtype=torch.int64, device="cpu"
+            )
         self._rename(part, grown.new)
         return part
 

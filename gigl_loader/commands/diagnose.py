@@ -337,8 +337,8 @@ def _sample(seconds: float, num_workers: int, held: Footprint) -> Iterator[Findi
     num_nodes, num_edges = 20_000, 400_000
     data = Data(
         # a node's features are its id, so that a wrong row is detected
-        x=torch.arange(num_nodes).view(-1, 1).expand(-1, 16).float(),
-        edge_index=torch.randint(num_nodes, (2, num_edges)),
+        x=torch.arange(num_nodes, device="cpu").view(-1, 1).expand(-1, 16).float(),
+        edge_index=torch.randint(num_nodes, (2, num_edges), device="cpu"),
     )
     began = time.perf_counter()
     with gigl_loader.DistNeighborLoader(
@@ -356,7 +356,7 @@ def _sample(seconds: float, num_workers: int, held: Footprint) -> Iterator[Findi
         deadline, epochs = time.monotonic() + seconds, 0
         # whole epochs: only then every seed must have come once
         while epochs == 0 or time.monotonic() < deadline:
-            seen = torch.zeros(num_nodes, dtype=torch.int64)
+            seen = torch.zeros(num_nodes, dtype=torch.int64, device="cpu")
             for batch in loader:
                 seen[batch.batch] += 1
                 if not torch.equal(batch.x[:, 0].long(), batch.n_id):

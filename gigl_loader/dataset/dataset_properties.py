@@ -128,7 +128,7 @@ class DatasetProperties:
         ids = {
             node_type: owned_ids(view.node_books[node_type], view.partition_idx)
             if node_type in view.node_books
-            else torch.arange(count)
+            else torch.arange(count, device="cpu")
             for node_type, count in view.num_nodes.items()
         }
         return ids if self.is_typed else ids[DEFAULT_HOMOGENEOUS_NODE_TYPE]

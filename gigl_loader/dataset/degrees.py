@@ -37,7 +37,7 @@ def of_whole_graph(view: PartitionView) -> dict[NodeType, Tensor]:
             continue
         node_type = edge_type[2 if view.edge_dir == "in" else 0]
         degrees = own.setdefault(
-            node_type, torch.zeros(view.num_nodes[node_type], dtype=torch.long)
+            node_type, torch.zeros(view.num_nodes[node_type], dtype=torch.long, device="cpu")
         )
         counts = edges.indptr.diff()
         degrees[edges.first_row : edges.first_row + counts.numel()] += counts
@@ -103,7 +103,7 @@ def _added_up(own: dict[NodeType, Tensor], part: int | str, parts: Any) -> dict[
     counts = holders.index(part) == exchange.rank
     summed = {}
     for node_type in sorted(longest):
-        row = torch.zeros(longest[node_type], dtype=torch.long)
+        row = torch.zeros(longest[node_type], dtype=torch.long, device="cpu")
         summed[node_type] = exchange.sum_values(_sum_of(row, own.get(node_type)) if counts else row)
     return _clamped(summed)
 
@@ -111,7 +111,7 @@ def _added_up(own: dict[NodeType, Tensor], part: int | str, parts: Any) -> dict[
 def _sum_of(one: Tensor | None, other: Tensor | None) -> Tensor:
     """Return the sum of two vectors, of which the shorter one ends in zeros."""
     given = [values for values in (one, other) if values is not None]
-    out = torch.zeros(max(values.numel() for values in given), dtype=torch.long)
+    out = torch.zeros(max(values.numel() for values in given), dtype=torch.long, device="cpu")
     for values in given:
         out[: values.numel()] += values
     return out

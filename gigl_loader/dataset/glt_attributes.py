@@ -125,7 +125,7 @@ def _all_rows(adjacency: Adjacency, num_rows: int) -> Tensor:
     if not first and indptr.numel() > num_rows:
         return indptr
     # rows before the range end at its start, edge 0; rows after it, at the last edge
-    whole = torch.zeros(num_rows + 1, dtype=torch.int64)
+    whole = torch.zeros(num_rows + 1, dtype=torch.int64, device="cpu")
     whole[first : first + indptr.numel()] = indptr
     whole[first + indptr.numel() :] = indptr[-1]
     return share_tensor(whole)
@@ -135,7 +135,9 @@ def _graph(adjacency: Adjacency, edge_dir: EdgeDir, num_rows: int) -> Any:
     edge_ids = adjacency.edge_ids
     if edge_ids is None:  # GLT would make them itself, and copy them
         start = adjacency.first_edge or 0
-        edge_ids = share_tensor(torch.arange(start, start + adjacency.indices.numel()))
+        edge_ids = share_tensor(
+            torch.arange(start, start + adjacency.indices.numel(), device="cpu")
+        )
     indices = share_tensor(adjacency.indices.long())
     indptr = _all_rows(adjacency, num_rows)
     if edge_dir == "in":
@@ -166,15 +168,18 @@ def _feature(rows: Rows, num_ids: int) -> Any:
     if index is not None and rows.first == 0 and index.numel() >= num_ids:
         index = index.long()
     elif index is not None:  # of a range of ids
-        part_index, index = index, torch.full((max(num_ids, rows.first + index.numel()),), -1)
+        part_index = index
+        index = torch.full((max(num_ids, rows.first + index.numel()),), -1, device="cpu")
         index[rows.first : rows.first + part_index.numel()] = part_index
         index = share_tensor(index)
     elif rows.ids is not None or rows.first or rows.values.size(0) < num_ids:
         ids = rows.ids
         if ids is None:
-            ids = torch.arange(rows.first, rows.first + rows.values.size(0))
-        index = torch.full((max(num_ids, int(ids.max()) + 1 if ids.numel() else 0),), -1)
-        index[ids] = torch.arange(ids.numel())
+            ids = torch.arange(rows.first, rows.first + rows.values.size(0), device="cpu")
+        index = torch.full(
+            (max(num_ids, int(ids.max()) + 1 if ids.numel() else 0),), -1, device="cpu"
+        )
+        index[ids] = torch.arange(ids.numel(), device="cpu")
         index = share_tensor(index)
     values = rows.values.unsqueeze(1) if rows.values.dim() == 1 else rows.values  # GLT wants 2-D
     # without a dtype, GLT would convert integers and half floats to float32
@@ -196,7 +201,7 @@ def _labels(view: PartitionView) -> dict[NodeType, Any]:
 def _book_of(view: PartitionView, node_type: NodeType) -> Book:
     count = view.num_nodes[node_type]
     # a view of one partition has no books, but GLT's code looks up owners
-    return view.node_books.get(node_type, Book(bounds=torch.tensor([count])))
+    return view.node_books.get(node_type, Book(bounds=torch.tensor([count], device="cpu")))
 
 
 def _glt_book(book: Book, partition_idx: int) -> Any:
@@ -333,7 +338,7 @@ def _read_feature(feature: Any, num_partitions: int, key: Any) -> Rows:
     offset = getattr(index, "offset", None)
     if isinstance(offset, int):  # GLT's range book: row = id - offset
         # as a table, the only index of samplers; ids below the range are on other partitions
-        ids = torch.arange(offset + values.size(0))
+        ids = torch.arange(offset + values.size(0), device="cpu")
         index = (ids - offset).clamp_(min=-1)
     if index is not None and not isinstance(index, Tensor):
         raise ConfigError(

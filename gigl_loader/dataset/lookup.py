@@ -59,9 +59,9 @@ def quantise(values: Tensor, dtype: str, where: str) -> tuple[Tensor, Tensor]:
         if not bool(torch.isfinite(stored).all()):
             hint = ": store bfloat16" if dtype == "float16" else ""
             raise ConfigError(f"{where} have values above what {dtype} holds{hint}")
-        return stored, torch.empty(0)
+        return stored, values.new_empty(0, dtype=torch.float32)
     if values.size(0) == 0:
-        return values.to(kind), torch.zeros((2, *values.shape[1:]))
+        return values.to(kind), values.new_zeros((2, *values.shape[1:]), dtype=torch.float32)
     lowest = torch.iinfo(kind).min
     # float64: most - least of two float32 may be infinite, or lose the digits of a small range
     least, most = (limit.double() for limit in torch.aminmax(values, dim=0))
@@ -71,7 +71,7 @@ def quantise(values: Tensor, dtype: str, where: str) -> tuple[Tensor, Tensor]:
     ends = [level * scales[0] + scales[1] for level in (lowest, lowest + _LEVELS)]
     if not bool(torch.isfinite(torch.stack(ends)).all()):  # batches would have infinities
         raise ConfigError(f"{where} have values too far apart for {dtype} and float32: scale them")
-    stored = torch.empty(values.shape, dtype=kind)
+    stored = values.new_empty(values.shape, dtype=kind)
     # a column of one value: no division by zero, and each level is the lowest
     steps = torch.where(scale > 0, scale, 1.0)
     for start in range(0, values.size(0), _ROWS):
@@ -154,7 +154,7 @@ class RowLookup:
         self._whole = set.intersection(*(set(names) for _, names in everyone))
         # ranks with the same partition share the requests to it
         holders = holders_of(view.num_partitions, [part for part, _ in everyone])
-        self._rank_of = torch.tensor([r[exchange.rank % len(r)] for r in holders])
+        self._rank_of = torch.tensor([r[exchange.rank % len(r)] for r in holders], device="cpu")
 
     def rows(self, kind: Kind, name: RowsOf, ids: Tensor) -> Tensor:
         """Return the rows of ``ids``, in their order; quantised features as float32. Collective.

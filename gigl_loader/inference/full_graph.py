@@ -524,4 +524,6 @@ def _keep_mask(keys: Tensor, width: int, keep: float) -> Tensor:
         (_hash_keys(part[:, None] + columns) & 0xFFFFFF) < limit
         for part in keys.split(max(_CHUNK // max(width, 1), 1))
     ]
-    return torch.cat(parts) if parts else torch.empty((0, width), dtype=torch.bool)
+    return (
+        torch.cat(parts) if parts else torch.empty((0, width), dtype=torch.bool, device=keys.device)
+    )

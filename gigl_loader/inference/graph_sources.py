@@ -231,7 +231,8 @@ class PartitionGraph:
         rows, own_ids = self._view.node_features[name], self.owners.own_ids[name]
         positions = rows.locate(own_ids)
         first, count = (int(positions[0]) if len(positions) else 0), len(positions)
-        if torch.equal(positions, torch.arange(first, first + count)):  # saves 8 bytes per node
+        consecutive = torch.arange(first, first + count, device="cpu")
+        if torch.equal(positions, consecutive):  # saves 8 bytes per node
             return OwnedRows(rows.values[first : first + count], None, rows.scales)
         return OwnedRows(rows.values, positions, rows.scales)
 
@@ -269,8 +270,10 @@ class RangeShares:
         for name, count in sorted(num_nodes.items()):
             # integers: the last end is the count, with any remainder of the division
             ends = [(rank + 1) * count // exchange.size for rank in range(exchange.size)]
-            self._ends[name] = torch.tensor(ends)
-            self.own_ids[name] = torch.arange([0, *ends][exchange.rank], ends[exchange.rank])
+            self._ends[name] = torch.tensor(ends, device="cpu")
+            self.own_ids[name] = torch.arange(
+                [0, *ends][exchange.rank], ends[exchange.rank], device="cpu"
+            )
 
     def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
         """Return the rank that computes each of ``ids``: ``[n]`` int64."""
@@ -342,7 +345,7 @@ class KeptTensors:
     def _read(self, in_file: _InFile) -> Tensor:
         assert self._file is not None
         start, name, shape = in_file
-        tensor = torch.empty(shape, dtype=dtype_named(name))
+        tensor = torch.empty(shape, dtype=dtype_named(name), device="cpu")
         data = bytes_of(tensor)
         while data:
             count = os.preadv(self._file.fileno(), [data], start)
@@ -372,7 +375,7 @@ class StoredGraph:
         featured = infos if isinstance(infos, dict) else {DEFAULT_HOMOGENEOUS_EDGE_TYPE: infos}
         self.with_attr = {t for t, n in self._names.items() if featured.get(n) is not None}
         # the schema does not tell: a server that is asked for the weights of no edges does
-        nothing = torch.empty(0, dtype=torch.int64)
+        nothing = torch.empty(0, dtype=torch.int64, device="cpu")
         self.weighted = {
             edge_type
             for edge_type, name in self._names.items()

@@ -415,7 +415,12 @@ def _sparse(edges: EdgeBlock, x: Tensor, num_dst: int) -> Tensor:
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")  # torch's, once
         # checking would read all edges again: `indptr` and the numbers of nodes are ours
         return torch.sparse_csr_tensor(
-            edges.indptr, edges.edge_index[0], ones, (num_dst, len(x)), check_invariants=False
+            edges.indptr,
+            edges.edge_index[0],
+            ones,
+            (num_dst, len(x)),
+            check_invariants=False,
+            device=x.device,
         )
 
 

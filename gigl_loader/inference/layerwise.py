@@ -163,7 +163,7 @@ def full_graph_inference(
     if edge_weight is None and exchange.rank == 0:
         _warn_of_weights(model_or_layers, graph)
     # without parameters, torch's defaults: float32 on the CPU
-    first = next(iter(_parameters(model_or_layers)), torch.empty(0))
+    first = next(iter(_parameters(model_or_layers)), torch.empty(0, device="cpu"))
     run = LayerRun(
         graph,
         exchange,
@@ -348,7 +348,7 @@ class _Download:
         if rows.device.type != "cuda":
             self._host = rows.to("cpu")
             return
-        self._host = torch.empty(rows.shape, dtype=dtype, pin_memory=True)
+        self._host = torch.empty(rows.shape, dtype=dtype, pin_memory=True, device="cpu")
         self._host.copy_(rows, non_blocking=True)
         self._event = torch.cuda.Event(blocking=True)  # a host that waits for it sleeps
         self._event.record(torch.cuda.current_stream(rows.device))
@@ -584,8 +584,10 @@ class LayerRun:
         if norm not in self._degrees:
             # structure() without edge features sends no request, so each rank may have another
             # number of chunks; the empty part is for a rank without any
-            reader, parts = self._readers[name], [torch.empty(0)]
-            reads = LayerInputs({name: OwnedRows(torch.empty(0))}, weight=norm.weighted)
+            reader, parts = self._readers[name], [torch.empty(0, device="cpu")]
+            reads = LayerInputs(
+                {name: OwnedRows(torch.empty(0, device="cpu"))}, weight=norm.weighted
+            )
             for index in range(reader.num_chunks):
                 chunk = reader.structure(index, *reader.bounds(index), reads)
                 edges = chunk.edges[norm.edge_type]
@@ -664,4 +666,4 @@ def _shape(rows: Tensor | None) -> _Shape | None:
 
 
 def _no_rows(shape: _Shape) -> Tensor:
-    return torch.empty((0, shape[0]), dtype=dtype_named(shape[1]))
+    return torch.empty((0, shape[0]), dtype=dtype_named(shape[1]), device="cpu")

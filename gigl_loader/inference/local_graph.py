@@ -67,14 +67,21 @@ class NodeShares:
         """Global ids of the nodes that this rank computes, ascending, by type."""
         for name, count in view.num_nodes.items():
             book = view.node_books.get(name)
-            ids = torch.arange(count) if book is None else owned_ids(book, view.partition_idx)
+            ids = (
+                torch.arange(count, device="cpu")
+                if book is None
+                else owned_ids(book, view.partition_idx)
+            )
             self.own_ids[name] = ids.tensor_split(len(mates))[mates.index(exchange.rank)]
         # Shares are contiguous, so the first id of each identifies them. Empty ones come last, as
         # tensor_split cuts; a start above every id keeps ids out of them.
         starts = {name: int(ids[0]) if len(ids) else _NO_ID for name, ids in self.own_ids.items()}
         everyone = exchange.gather(starts, dict[str, int])
         self._starts = {
-            name: [torch.tensor([everyone[r][name] for r in ranks]) for ranks in self._ranks]
+            name: [
+                torch.tensor([everyone[r][name] for r in ranks], device="cpu")
+                for ranks in self._ranks
+            ]
             for name in starts
         }
 
@@ -84,13 +91,13 @@ class NodeShares:
         parts = torch.zeros_like(ids) if book is None else book.owner(ids)
         # one rank per partition is usual: the owner's partition decides
         if all(len(ranks) == 1 for ranks in self._ranks):
-            return torch.tensor([ranks[0] for ranks in self._ranks])[parts]
+            return torch.tensor([ranks[0] for ranks in self._ranks], device="cpu")[parts]
         owners = torch.empty_like(ids)
         for part, ranks in enumerate(self._ranks):
             mine = parts == part
             # the last share that starts at or before the id
             at = torch.searchsorted(self._starts[node_type][part], ids[mine], right=True) - 1
-            owners[mine] = torch.tensor(ranks)[at]
+            owners[mine] = torch.tensor(ranks, device="cpu")[at]
         return owners
 
 
@@ -283,7 +290,7 @@ def narrow_plans(
 def _mark_sources(whole: Level, edges: Tensor, needed: Tensor) -> Tensor:
     """Mark the sources of ``edges`` as needed at their owners; return the halo's part, a mask."""
     # a mask, not ids: all ranks have agreed on the halo, so a byte per row suffices
-    mask = torch.zeros(whole.num_rows, dtype=torch.bool)
+    mask = torch.zeros(whole.num_rows, dtype=torch.bool, device="cpu")
     mask[whole.edge_index[0, edges]] = True
     needed |= mask[: whole.num_sources]
     asked = whole.exchange.all_to_all(mask[whole.num_sources :], whole.receive, whole.send)
@@ -300,12 +307,14 @@ def _narrow(
     if src == dst:  # the rows that are computed come first
         sources = torch.cat([targets, (needed[src] & ~wanted[src]).nonzero().view(-1)])
     # -1 stays for omitted rows: no selected edge starts or ends there
-    number = torch.full((whole.num_rows,), -1)
-    number[sources] = torch.arange(sources.numel())
+    number = torch.full((whole.num_rows,), -1, device="cpu")
+    number[sources] = torch.arange(sources.numel(), device="cpu")
     outside = halo.nonzero().view(-1)
-    number[whole.num_sources + outside] = sources.numel() + torch.arange(outside.numel())
-    position = torch.full((wanted[dst].numel(),), -1)
-    position[targets] = torch.arange(targets.numel())
+    number[whole.num_sources + outside] = sources.numel() + torch.arange(
+        outside.numel(), device="cpu"
+    )
+    position = torch.full((wanted[dst].numel(),), -1, device="cpu")
+    position[targets] = torch.arange(targets.numel(), device="cpu")
     old = whole.edge_index[:, edges]
     # the others drop rows of their halos, too: these remain of the rows for them
     asked = whole.exchange.all_to_all(halo, whole.receive, whole.send)
@@ -395,7 +404,7 @@ def _wanted_masks(
         raise ConfigError(f"nodes names unknown node types {sorted(unknown)}")
     masks = {}
     for name, own_ids in shares.own_ids.items():
-        ids = nodes.get(name, torch.empty(0, dtype=torch.int64)).cpu()
+        ids = nodes.get(name, torch.empty(0, dtype=torch.int64, device="cpu")).cpu()
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < view.num_nodes[name]:
             raise ConfigError(f"nodes of {name!r} must be in [0, {view.num_nodes[name]})")
         owner = shares.owner(name, ids)
@@ -403,7 +412,7 @@ def _wanted_masks(
         send = torch.bincount(owner, minlength=exchange.size).tolist()
         ids = ids[torch.argsort(owner, stable=True)]
         mine = exchange.all_to_all(ids, send, exchange.all_to_all_counts(send))
-        masks[name] = torch.zeros(own_ids.numel(), dtype=torch.bool)
+        masks[name] = torch.zeros(own_ids.numel(), dtype=torch.bool, device="cpu")
         # never -1, which would mark the last row: only own ids arrive here
         masks[name][position_of(mine, own_ids)] = True
     return masks

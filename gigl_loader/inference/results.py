@@ -224,13 +224,13 @@ class Results:
         """Return ``[num_own, width]`` for the rows of a layer."""
         shape = (self._num_rows, width)
         if self._folder is None:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         if last:  # of an earlier run, and no longer whole
             self.withdraw(layer)
         path = self.layer_path(layer)
         if self._num_rows == 0:  # nothing can be mapped
             _save(path, np.empty(shape, dtype_name(dtype)))
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         return torch.from_numpy(
             np.lib.format.open_memmap(path, "w+", np.dtype(dtype_name(dtype)), shape)
         )

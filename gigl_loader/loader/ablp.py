@@ -398,7 +398,7 @@ def _as_links(labels: Tensor | Mapping[int, Tensor]) -> Tensor:
         return labels
     rows = list(labels.values())
     if not rows:
-        return torch.empty((2, 0), dtype=torch.int64)
+        return torch.empty((2, 0), dtype=torch.int64, device="cpu")
     targets = torch.cat(rows)
     # By their keys, as a user may have left anchors out of the dict.
     anchors = torch.tensor(list(labels), device=targets.device)

@@ -364,7 +364,7 @@ def weights_of(
         if weight is None:
             continue
         # float64: weights of many nodes are summed up, and small ones must not vanish in the sum.
-        weight = torch.as_tensor(weight, dtype=torch.float64)
+        weight = torch.as_tensor(weight, dtype=torch.float64, device="cpu")
         if tuple(weight.shape) != (num_nodes[end],):
             raise ConfigError(
                 f"neg_sampling.{name} must have one weight for each of the {num_nodes[end]} nodes "

@@ -282,7 +282,7 @@ def remote_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput]:
     )
     servers = range(dataset.cluster_info.num_storage_nodes)
     check_servers(by_server, servers)
-    nothing = torch.empty(0, dtype=torch.int64)
+    nothing = torch.empty(0, dtype=torch.int64, device="cpu")
     # A mask's input ids are node ids, given ids' are positions. Servers' seeds are one input with
     # one column, so if one server has a mask all of them need the column.
     masked = any(input_id is not None for _, input_id in by_server.values())

@@ -182,7 +182,7 @@ def _assign(
         tables = [
             # positions in a permutation, modulo: part sizes differ by one node at most, unlike with
             # an independent draw per node
-            torch.randperm(count, generator=generator).remainder_(num_partitions)
+            torch.randperm(count, generator=generator, device="cpu").remainder_(num_partitions)
             for count in counts.values()
         ]
     return {t: make_book(table, num_partitions) for t, table in zip(counts, tables, strict=True)}
@@ -200,7 +200,7 @@ def _assign_by_metis(
         torch.stack([part.edge_index[0] + starts[src], part.edge_index[1] + starts[dst]])
         for (src, _, dst), part in source.edges.items()
     ]
-    edges = torch.cat([torch.empty(2, 0, dtype=torch.int64), *ends], dim=1)
+    edges = torch.cat([torch.empty(2, 0, dtype=torch.int64, device="cpu"), *ends], dim=1)
     # METIS wants undirected edges, listed at both ends, and no loops
     edges = edges[:, edges[0] != edges[1]]
     edges = torch.cat([edges, edges.flip(0)], dim=1)

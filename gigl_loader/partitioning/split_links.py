@@ -51,7 +51,7 @@ from gigl_loader.errors import ConfigError, WrongTypeError
 # Links per step; a step takes some arrays of 32 MB, for any number of links.
 _CHUNK = 4 * 1024 * 1024
 _TRAIN, _VAL, _TEST, _DISJOINT = range(4)
-_NO_LINKS = torch.empty((2, 0), dtype=torch.int64)
+_NO_LINKS = torch.empty((2, 0), dtype=torch.int64, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class _Plan:
         if self.edge_type[0] == self.edge_type[2]:  # both directions are one link
             src, dst = torch.minimum(src, dst), torch.maximum(src, dst)
         draws = link_draws(src, dst, self.seed)
-        codes = torch.full((draws.numel(),), _TRAIN, dtype=torch.uint8)
+        codes = torch.full((draws.numel(),), _TRAIN, dtype=torch.uint8, device="cpu")
         if self.disjoint_train_ratio:
             # A stream of its own: the first draw is above num_val + num_test for each training
             # link, and a fraction of those draws below disjoint_train_ratio would be another one.
@@ -217,7 +217,7 @@ def split_links(
 
 def link_draws(src: Tensor, dst: Tensor, seed: int, *, stream: int = 0) -> Tensor:
     """Return ``[num_links]`` float64 in ``[0, 1)``, a function of seed, stream and both ends."""
-    draws = torch.empty(src.numel(), dtype=torch.float64)
+    draws = torch.empty(src.numel(), dtype=torch.float64, device="cpu")
     # an array: numpy warns when a uint64 scalar wraps around, and a seed may be negative
     key = mixed(np.array([seed % 2**64], np.uint64) + GAMMA)
     key = mixed((key ^ np.uint64(stream)) + GAMMA)
@@ -317,7 +317,7 @@ def _mark_anchors(
 ) -> None:
     store = data[node_type] if isinstance(data, HeteroData) else data.stores[0]
     for split, links in splits.items():
-        mask = torch.zeros(num_nodes, dtype=torch.bool)
+        mask = torch.zeros(num_nodes, dtype=torch.bool, device="cpu")
         mask[links.links[0]] = True
         store[f"{split}_mask"] = mask
     # stated, as PyG counts nodes by the highest known id, which a held-out link may have had

@@ -90,7 +90,7 @@ class HeldSeeds(NodeSamplerInput):
     """
 
     def __init__(self, parts: Sequence[HeldPart], input_type: NodeType | None) -> None:
-        super().__init__(torch.empty(0, dtype=torch.int64), input_type)
+        super().__init__(torch.empty(0, dtype=torch.int64, device="cpu"), input_type)
         self.parts = tuple(parts)
         self.extra: dict[str, Tensor] = {}
 

@@ -60,10 +60,10 @@ def epoch_order(
     # (the first two primes of xxHash32) keep (seed, epoch) and (seed + 1, epoch - 1) apart.
     generator = torch.Generator()
     generator.manual_seed((seed * 0x9E3779B1 + epoch * 0x85EBCA77 + 1) % 2**63)
-    shuffled = torch.randperm(num_seeds, generator=generator)
+    shuffled = torch.randperm(num_seeds, generator=generator, device="cpu")
     if groups is None or not num_seeds:
         return shuffled
-    places = torch.randperm(int(groups.max()) + 1, generator=generator)
+    places = torch.randperm(int(groups.max()) + 1, generator=generator, device="cpu")
     mixes = (places // groups_per_batch)[groups[shuffled]]
     # stable: within a mix, seeds stay as they were shuffled
     return shuffled[mixes.argsort(stable=True)]
@@ -124,7 +124,7 @@ class SeedOrders:
     def seeds_of(self, ticket: BatchTicket) -> list[int]:
         """Return the ids of the seeds of one batch, for errors."""
         order = self.of(ticket.stream, ticket.epoch, ticket.seed)
-        positions = torch.arange(self._seeds.shape[0]) if order is None else order
+        positions = torch.arange(self._seeds.shape[0], device="cpu") if order is None else order
         if ticket.stream != AT_ONCE_STREAM:
             size = self._config.batch_size
             positions = positions[ticket.batch * size : (ticket.batch + 1) * size]
@@ -135,7 +135,7 @@ class SeedOrders:
 def seed_or_drawn(seed: int | None) -> int:
     """Return ``seed``, or draw one from torch's global generator and log it."""
     if seed is None:
-        seed = int(torch.randint(2**62, ()))
+        seed = int(torch.randint(2**62, (), device="cpu"))
         logger.info("no seed was given: using seed=%d", seed)
     return seed
 

@@ -108,7 +108,9 @@ def check_batch(
     for name, store in stores.items():
         if not isinstance(seeds, Mapping) and name == input_type:
             _check_seeds(name, store, seeds)
-        _check_nodes(rules, name, store, roots.get(name, torch.empty(0, dtype=torch.int64)))
+        _check_nodes(
+            rules, name, store, roots.get(name, torch.empty(0, dtype=torch.int64, device="cpu"))
+        )
     _check_hops(rules, batch, stores, num_neighbors)
 
 

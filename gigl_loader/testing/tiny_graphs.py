@@ -79,7 +79,7 @@ class TinyGraph:
 
         def pairs() -> list[tuple[int, int]]:
             # to a power above 1: low ids have many edges, high ones few or none
-            ends = torch.rand((num_edges, 2), generator=generator) ** 1.5 * num_nodes
+            ends = torch.rand((num_edges, 2), generator=generator, device="cpu") ** 1.5 * num_nodes
             return [(int(a), int(b)) for a, b in ends.long().tolist()]
 
         if not heterogeneous:
@@ -123,21 +123,27 @@ class TinyGraph:
         for node_type, count in self.num_nodes.items():
             store = data[node_type] if self.is_heterogeneous else data
             features, targets = self.node_rows(node_type, list(range(count)))
-            store.x = torch.tensor(features, dtype=torch.float32).reshape(count, 2)
-            store.node_time, store.train_mask = self.node_attributes(torch.arange(count))
+            store.x = torch.tensor(features, dtype=torch.float32, device="cpu").reshape(count, 2)
+            store.node_time, store.train_mask = self.node_attributes(
+                torch.arange(count, device="cpu")
+            )
             if labels:
                 # without nodes, torch.tensor([]) has lost the width
-                store.y = torch.tensor(targets, dtype=torch.int64).reshape(count, 3)
+                store.y = torch.tensor(targets, dtype=torch.int64, device="cpu").reshape(count, 3)
         for edge_type, pairs in self.edges.items():
             store = data[edge_type] if self.is_heterogeneous else data
             store.edge_index = (
-                torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().contiguous()
+                torch.tensor(pairs, dtype=torch.int64, device="cpu").reshape(-1, 2).t().contiguous()
             )
-            store.edge_weight = torch.tensor([self.weight(i) for i in range(len(pairs))])
-            store.edge_age = self.edge_ages(torch.arange(len(pairs)))
+            store.edge_weight = torch.tensor(
+                [self.weight(i) for i in range(len(pairs))], device="cpu"
+            )
+            store.edge_age = self.edge_ages(torch.arange(len(pairs), device="cpu"))
             if edge_features:
                 rows = self.edge_rows(edge_type, list(range(len(pairs))))
-                store.edge_attr = torch.tensor(rows, dtype=torch.float32).reshape(len(pairs), 2)
+                store.edge_attr = torch.tensor(rows, dtype=torch.float32, device="cpu").reshape(
+                    len(pairs), 2
+                )
         return data
 
     def dataset(self, *, edge_dir: EdgeDir = "in", edge_features: bool = True) -> DistDataset:
@@ -151,7 +157,7 @@ class TinyGraph:
         generator = torch.Generator().manual_seed(seed)
         # at random: neighbours are on other partitions, the case to test
         books: dict[NodeType, Tensor] = {
-            name: torch.randint(count, (size,), generator=generator)
+            name: torch.randint(count, (size,), generator=generator, device="cpu")
             for name, size in self.num_nodes.items()
         }
         book = books if self.is_heterogeneous else books[DEFAULT_HOMOGENEOUS_NODE_TYPE]

@@ -101,7 +101,7 @@ class DeviceMemory:
         Pinned for CUDA, by torch's allocator: it gives the memory to nobody else before the copy
         from it is done.
         """
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._on_cuda)
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._on_cuda, device="cpu")
 
     def empty(self, nbytes: int) -> Tensor:
         """Return ``[nbytes]`` uint8 of the device."""
@@ -119,7 +119,7 @@ class DeviceMemory:
 
     def downloaded(self, tensor: Tensor) -> Tensor:
         """Return a copy of ``tensor`` on the host, complete once `mark` has passed."""
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._on_cuda)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._on_cuda, device="cpu")
         return host.copy_(tensor, non_blocking=self._on_cuda)
 
     @property

@@ -155,10 +155,10 @@ def _write_graph(width: int, root: Path) -> str:
 
 def _graph(width: int) -> Data:
     generator = torch.Generator().manual_seed(0)
-    edge_index = torch.randint(0, _NODES, (2, _NODES * _DEGREE), generator=generator)
+    edge_index = torch.randint(0, _NODES, (2, _NODES * _DEGREE), generator=generator, device="cpu")
     data = Data(edge_index=edge_index, num_nodes=_NODES)
     if width:
-        data.x = torch.ones(_NODES, width)
+        data.x = torch.ones(_NODES, width, device="cpu")
     return data
 
 
@@ -204,7 +204,9 @@ def _time_batches(dataset: Any, fanouts: list[int], batch_size: int) -> tuple[fl
     # Seeds are spread over all nodes, and a batch has each only once. Time of this thread: with
     # `num_workers=0` it does all the work, and others of the process do not count.
     times, nodes, edges = [], 0, 0
-    seeds = torch.arange(0, _NODES, _NODES // (_TAKEN * batch_size) or 1)[: _TAKEN * batch_size]
+    seeds = torch.arange(0, _NODES, _NODES // (_TAKEN * batch_size) or 1, device="cpu")[
+        : _TAKEN * batch_size
+    ]
     with DistNeighborLoader(
         dataset, fanouts, seeds, num_workers=0, batch_size=batch_size, seed=0, num_cpu_threads=1
     ) as loader:

@@ -42,7 +42,9 @@ def read_root(root: Path) -> tuple[dict[str, Any], DegreeDistribution, int]:
         pulled = np.bincount(adjacency.indices.numpy(), minlength=nodes)
         pulls += pulled
         for book in view.node_books.values():
-            remote += int(pulled[(book.owner(torch.arange(nodes)) != k).numpy()].sum())
+            remote += int(
+                pulled[(book.owner(torch.arange(nodes, device="cpu")) != k).numpy()].sum()
+            )
         edges += int(adjacency.indices.numel())
         seeds.append(dataset.known_split("train"))
         rows = list(view.node_features.values())

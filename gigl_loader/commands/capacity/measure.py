@@ -176,8 +176,8 @@ def _idle(pipe: Connection) -> None:
     from torch_geometric.data import Data
 
     assert dist.is_available(), "what trains has it in memory"
-    ring = torch.arange(64)
-    data = Data(edge_index=torch.stack([ring, (ring + 1) % 64]), x=torch.ones(64, 1))
+    ring = torch.arange(64, device="cpu")
+    data = Data(edge_index=torch.stack([ring, (ring + 1) % 64]), x=torch.ones(64, 1, device="cpu"))
     dataset = gigl_loader.DistDataset.from_pyg(data)
     with gigl_loader.DistNeighborLoader(dataset, [1], ring, num_workers=1) as loader:
         next(iter(loader))

@@ -206,7 +206,7 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: BatchKind, rank: int) 
     generator = torch.Generator().manual_seed(rank)
 
     def some(given: Any) -> Any:
-        drawn = torch.randint(0, max(1, len(given)), (wanted,), generator=generator)
+        drawn = torch.randint(0, max(1, len(given)), (wanted,), generator=generator, device="cpu")
         return given[drawn] if len(given) else given
 
     seeds = {k: some(of_type) for k, of_type in ids.items()} if isinstance(ids, dict) else some(ids)

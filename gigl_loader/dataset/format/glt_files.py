@@ -334,7 +334,7 @@ class _GltReader:
                 f"{self.part(partition_idx) / 'edge_feat'}{self._suffix(edge_type)}/ids.pkl"
             )
             ids += list(_load_stream(path)) if path.exists() else []
-        edge_ids = torch.cat(ids) if ids else torch.arange(num_edges)
+        edge_ids = torch.cat(ids) if ids else torch.arange(num_edges, device="cpu")
         if edge_ids.numel() != num_edges:
             raise ConfigError(
                 f"{self.root / 'graph'} has no eids.pt and {num_edges} edges of {edge_type}, but "
@@ -412,7 +412,9 @@ class _GltReader:
         mine = (owners == partition_idx).nonzero().view(-1)
         weights = None if edges.weights is None else edges.weights[mine]
         # positions among all edges, before those of other partitions are removed: they are global
-        edge_ids = torch.arange(owners.numel()) if edges.edge_ids is None else edges.edge_ids
+        edge_ids = (
+            torch.arange(owners.numel(), device="cpu") if edges.edge_ids is None else edges.edge_ids
+        )
         return GraphPartitionData(edges.edge_index[:, mine], edge_ids[mine], weights)
 
 
@@ -527,8 +529,8 @@ def _load_features(folder: Path) -> tuple[Tensor, Tensor]:
     Copies of other partitions' rows (GLT's feature cache) are not read: their owners have them.
     """
     parts = list(_load_stream(folder / "ids.pkl"))
-    ids = torch.cat(parts).long() if parts else torch.empty(0, dtype=torch.int64)
-    feats, filled = torch.empty((0, 0)), 0
+    ids = torch.cat(parts).long() if parts else torch.empty(0, dtype=torch.int64, device="cpu")
+    feats, filled = torch.empty((0, 0), dtype=torch.float32, device="cpu"), 0
     for chunk in _load_stream(folder / "feats.pkl"):
         if filled == 0:
             # ids are read first, for the number of rows: joining chunks at the end would take twice

@@ -373,7 +373,7 @@ class MappedPart:
     def _book(self, kind: str, name: str, bounds: Any) -> Book:
         if bounds is not None:
             # one number per partition: it needs no file
-            return Book(bounds=share_tensor(torch.tensor(bounds, dtype=torch.int64)))
+            return Book(bounds=share_tensor(torch.tensor(bounds, dtype=torch.int64, device="cpu")))
         array = f"books/{kind}/{name}"
         return Book(table=self._own.read(self._shared, array))
 

@@ -172,7 +172,7 @@ def _add_adjacency(part: Part, view: PartitionView, edge_type: EdgeType, edges: 
     write_array(part, f"{where}/indptr", indptr.numpy())
     write_array(part, f"{where}/indices", indices)
     if edges.has_edge_ids and not label:
-        edge_ids = edges.edge_ids_at(torch.arange(indices.size))
+        edge_ids = edges.edge_ids_at(torch.arange(indices.size, device="cpu"))
         write_array(part, f"{where}/edge_ids", edge_ids.numpy())
     if edges.weights is not None:
         write_array(part, f"{where}/weights", edges.weights.numpy())
@@ -214,9 +214,9 @@ def _write_rows(
         index = None
         if by_degree or bool((ids.diff() < 0).any()):
             index = torch.empty_like(ids)
-            index[ids - first] = torch.arange(ids.numel())
+            index[ids - first] = torch.arange(ids.numel(), device="cpu")
     if ids is None and by_degree:
-        index = torch.arange(len(rows.values))
+        index = torch.arange(len(rows.values), device="cpu")
     if index is not None:
         narrow = torch.from_numpy(index.numpy().astype(index_type(len(rows.values)), copy=False))
         _write_lookup(part, lookups, where, node_type, narrow, "index")
@@ -354,7 +354,7 @@ def _write_partition(root: Path, view: PartitionView, splits: Splits) -> None:
             save_tensor(path, edges_of(adjacency, "out"))
             continue
         folder = part / "graph" / sub(edge_type)
-        edge_ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel()))
+        edge_ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel(), device="cpu"))
         # in the order of edge features: GLT's own files have both in one order
         order = torch.argsort(edge_ids)
         edges = edges_of(adjacency, view.edge_dir)[:, order]
@@ -386,7 +386,7 @@ def _without_weights(view: PartitionView) -> PartitionView:
 def _are_weights(rows: Rows, adjacency: Adjacency) -> bool:
     if adjacency.weights is None or rows.values.dtype != adjacency.weights.dtype:
         return False
-    ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel()))
+    ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel(), device="cpu"))
     return torch.equal(rows.values[rows.locate(ids)], adjacency.weights)
 
 
@@ -414,7 +414,7 @@ def _write_features(folder: Path, rows: Rows) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     values, ids = rows.values, ids_of(rows)
     if ids is None:
-        ids = torch.arange(values.size(0))
+        ids = torch.arange(values.size(0), device="cpu")
     # at least 1: a matrix may have no columns, or no rows
     row_bytes = max(1, values[:1].numel() * values.element_size())
     step = max(1, CHUNK_BYTES // row_bytes)

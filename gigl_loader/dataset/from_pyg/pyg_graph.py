@@ -134,7 +134,7 @@ def _read_homogeneous(data: "Data") -> CheckedGraph:
         # a graph may consist of nodes only
         if num_nodes is None or store.get("adj_t") is not None:
             raise ConfigError(_missing_edge_index(store, "data"))
-        edge_index = torch.empty(2, 0, dtype=torch.int64)
+        edge_index = torch.empty(2, 0, dtype=torch.int64, device="cpu")
     if num_nodes is None:
         # as PyG counts without other information; checked, since -1 would make it one node fewer
         edges = check_edge_index(edge_index, None, None, "data.edge_index")
@@ -447,7 +447,7 @@ def _neighbor_degrees(source: CheckedGraph, edge_dir: EdgeDir) -> dict[NodeType,
     # as a neighbour: a node that is not a seed is read once for each edge that leads to it
     end, degrees = 1 - expanded_end(edge_dir), {}
     for node_type, count in source.num_nodes.items():
-        degrees[node_type] = torch.zeros(count, dtype=torch.int64)
+        degrees[node_type] = torch.zeros(count, dtype=torch.int64, device="cpu")
     for edge_type, part in source.edges.items():
         node_type = (edge_type[0], edge_type[2])[end]
         count = source.num_nodes[node_type]

@@ -125,7 +125,9 @@ def is_canonical(adjacency: Adjacency) -> bool:
 
 def expand_rows(indptr: Tensor) -> Tensor:
     """Return ``[num_edges]`` int64, the row of each edge: the inverse of an index pointer."""
-    return torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr[1:] - indptr[:-1])
+    return torch.repeat_interleave(
+        torch.arange(indptr.numel() - 1, device=indptr.device), indptr[1:] - indptr[:-1]
+    )
 
 
 def canonical(adjacency: Adjacency, num_cols: int) -> Adjacency:
@@ -197,7 +199,7 @@ def block_of(sources: Tensor, counts: Tensor, **columns: Tensor | None) -> EdgeB
         counts: ``[num_nodes]`` integer, edges of each node.
         columns: Other fields of `EdgeBlock`.
     """
-    indptr = torch.zeros(counts.numel() + 1, dtype=torch.int64)
+    indptr = torch.zeros(counts.numel() + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(counts, 0, out=indptr[1:])
     return EdgeBlock(torch.stack([sources.long(), expand_rows(indptr)]), indptr, **columns)
 
@@ -224,7 +226,7 @@ def all_edges(
     # to 0, 1, 2..., gives all positions without a loop over nodes.
     first = counts.cumsum(0) - counts
     positions = torch.repeat_interleave(starts - first, counts)
-    positions += torch.arange(positions.numel())
+    positions += torch.arange(positions.numel(), device="cpu")
     return block_of(
         adjacency.indices[positions],
         counts,
@@ -246,7 +248,7 @@ def edges_of(adjacency: Adjacency, edge_dir: EdgeDir) -> Tensor:
 
 def kept_edges(adjacency: Adjacency, keep: Tensor) -> Adjacency:
     """Return the edges that ``keep`` (``[num_edges]`` bool) selects, with their old ids."""
-    before = torch.zeros(keep.numel() + 1, dtype=torch.int64)
+    before = torch.zeros(keep.numel() + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(keep, 0, out=before[1:])
     positions = keep.nonzero().view(-1)
     # the remaining edges keep their order, so nothing is sorted
@@ -346,7 +348,7 @@ def _of_neighbors(view: PartitionView, edge_type: EdgeType, neighbor: str, time_
 def _of_edges(rows: Rows, adjacency: Adjacency, what: str) -> Any:
     if not adjacency.has_edge_ids:
         raise ConfigError(f"{what} cannot be found: the dataset keeps no edge ids")
-    ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel()))
+    ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel(), device="cpu"))
     return _numbers(rows.values, what)[rows.locate(ids).numpy()]
 
 
@@ -418,7 +420,7 @@ def weights_as_given(view: PartitionView, edge_type: EdgeType) -> Tensor:
     assert edges.weights is not None
     if not edges.has_edge_ids:
         return edges.weights
-    places = ids = edges.edge_ids_at(torch.arange(edges.indices.numel()))
+    places = ids = edges.edge_ids_at(torch.arange(edges.indices.numel(), device="cpu"))
     given = (view.edge_attributes.get((edge_type, name)) for name in WEIGHT_NAMES)
     rows = next((rows for rows in given if rows is not None), None)
     book = view.edge_books.get(edge_type)
@@ -434,7 +436,7 @@ def _read(view: PartitionView, edge_type: EdgeType, name: str) -> Tensor:
     if not edges.has_edge_ids:
         raise ConfigError(f"weight_attr={name!r} needs edge ids, and {edge_type} keeps none")
     # attributes lie by edge id, weights by position in the adjacency
-    ids = edges.edge_ids_at(torch.arange(edges.indices.numel()))
+    ids = edges.edge_ids_at(torch.arange(edges.indices.numel(), device="cpu"))
     book = view.edge_books.get(edge_type)
     # before rows are read: the id of another partition would find no row here, or a wrong one
     if book is not None and bool((book.owner(ids) != view.partition_idx).any()):

@@ -197,11 +197,15 @@ def make_rows(values: Tensor, ids: Tensor | None, num_ids: int, like: Iterable[R
         like: Matrices that usually have the same ids: a fitting index is shared.
     """
     # an index of 8 bytes per id would only repeat the position
-    if ids is not None and ids.numel() == num_ids and torch.equal(ids, torch.arange(num_ids)):
+    if (
+        ids is not None
+        and ids.numel() == num_ids
+        and torch.equal(ids, torch.arange(num_ids, device="cpu"))
+    ):
         ids = None
     if ids is None:
         return Rows(share_tensor(values.contiguous()), None, True)
-    positions = torch.arange(ids.numel())
+    positions = torch.arange(ids.numel(), device="cpu")
     # features, labels and attributes of a type usually have the same ids: one index for all
     index = next((rows.index for rows in like if _finds(rows, ids, positions, num_ids)), None)
     if index is None:
@@ -228,7 +232,7 @@ def ids_of(rows: Rows) -> Tensor | None:
         return ids[torch.argsort(rows.index[ids])] + rows.first
     if rows.ids is not None:
         return rows.ids
-    return None if rows.whole else torch.arange(rows.values.size(0)) + rows.first
+    return None if rows.whole else torch.arange(rows.values.size(0), device="cpu") + rows.first
 
 
 def make_book(table: Tensor, num_partitions: int) -> Book:
@@ -247,7 +251,7 @@ def make_book(table: Tensor, num_partitions: int) -> Book:
 def contiguous_book(num_ids: int, num_partitions: int) -> Book:
     """Return the book that cuts ``num_ids`` ids into equal runs, the first ones longer by one."""
     size, longer = divmod(num_ids, num_partitions)
-    counts = torch.full((num_partitions,), size, dtype=torch.int64)
+    counts = torch.full((num_partitions,), size, dtype=torch.int64, device="cpu")
     counts[:longer] += 1
     return Book(bounds=share_tensor(torch.cumsum(counts, 0)))
 
@@ -258,7 +262,7 @@ def book_table(book: Book) -> Tensor:
         return book.table.long()
     assert book.bounds is not None
     counts = torch.diff(book.bounds, prepend=book.bounds.new_zeros(1))
-    return torch.repeat_interleave(torch.arange(counts.numel()), counts)
+    return torch.repeat_interleave(torch.arange(counts.numel(), device="cpu"), counts)
 
 
 def owned_ids(book: Book, partition_idx: int) -> Tensor:
@@ -267,7 +271,7 @@ def owned_ids(book: Book, partition_idx: int) -> Tensor:
         assert book.table is not None
         return (book.table == partition_idx).nonzero().view(-1)
     start = int(book.bounds[partition_idx - 1]) if partition_idx else 0
-    return torch.arange(start, int(book.bounds[partition_idx]))
+    return torch.arange(start, int(book.bounds[partition_idx]), device="cpu")
 
 
 def read_book(value: Any, num_partitions: int, where: str) -> Book:

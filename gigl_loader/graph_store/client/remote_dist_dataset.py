@@ -237,7 +237,7 @@ class RemoteDistDataset:
         ids = self._ask_each("get_seeds", each)
         for part in held.parts:
             part.check_same(ids[part.server], part.server)
-        return torch.cat([torch.empty(0, dtype=torch.int64), *ids.values()])
+        return torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *ids.values()])
 
     def fetch_ablp_input(
         self,

@@ -240,7 +240,7 @@ def _as_book(found: Any) -> Book[Array] | None:
 
 def merged_edges(count: int, positions: list[Tensor], parts: list[dict[str, Tensor]]) -> EdgeBlock:
     """Put together the responses of several servers."""
-    counts = torch.zeros(count, dtype=torch.int64)
+    counts = torch.zeros(count, dtype=torch.int64, device="cpu")
     for at, part in zip(positions, parts, strict=True):
         counts[at] = part["counts"]
     ends = counts.cumsum(0)
@@ -262,7 +262,7 @@ def _positions(ends: Tensor, counts: Tensor) -> Tensor:
     # Edge j of a node lies at its start + j in the result, and at `before` + j among the edges that
     # this server returned: their difference, repeated, plus a count of all.
     starts = torch.repeat_interleave(ends - counts - before, counts)
-    return starts + torch.arange(starts.numel())
+    return starts + torch.arange(starts.numel(), device="cpu")
 
 
 # --- rows of batches under way --------------------------------------------------------------------

@@ -263,7 +263,7 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
     counts = counts if limit is None else counts.clamp(max=limit)
     most = int(counts.max()) if counts.numel() else 0
     table = nodes.new_full((nodes.numel(), most), -1)
-    positions = torch.arange(most)
+    positions = torch.arange(most, device="cpu")
     filled = positions < counts[:, None]
     # both sides of the assignment read a mask row by row, so each neighbour lands in its own
     # row

@@ -101,7 +101,7 @@ class TensorMessage:
         if tensor.element_size() != dtype.itemsize:
             raise ProtocolError(f"a tensor of {dtype} came as an array of {self.array.dtype}")
         if tensor.numel() == 0:  # no strides to reinterpret
-            return torch.empty(tensor.shape, dtype=dtype)
+            return torch.empty(tensor.shape, dtype=dtype, device="cpu")
         return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 

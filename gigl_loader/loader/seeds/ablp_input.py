@@ -53,7 +53,7 @@ def link_inputs(
         _one_input(f"input_nodes[{server}]", input_nodes[server], num_nodes, negatives)
         if server in input_nodes
         # A server without anchors has no columns: concatenation uses those of the others.
-        else NodeSamplerInput(torch.empty(0, dtype=torch.int64), anchor_type)
+        else NodeSamplerInput(torch.empty(0, dtype=torch.int64, device="cpu"), anchor_type)
         for server in servers
     ]
     return supervision, inputs
@@ -67,7 +67,7 @@ def _one_input(
     anchors = check_seeds(nodes.anchor_nodes, num_nodes[anchor_type], f"{where}.anchor_nodes")
     found = NodeSamplerInput(anchors, anchor_type)
     found.extra = {}
-    nothing = torch.empty((len(anchors), 0), dtype=torch.int64)
+    nothing = torch.empty((len(anchors), 0), dtype=torch.int64, device="cpu")
     for edge_type, pair in nodes.labels.items():
         for position, sign in enumerate((POSITIVE, NEGATIVE)):
             if position == 1 and edge_type not in negatives:

@@ -85,7 +85,7 @@ def edges_by_server(
     check_servers(index, servers)
     if not (label is None or (isinstance(label, Mapping) and label.keys() == index.keys())):
         raise ConfigError("edge_label must be by server as edge_label_index is, or None")
-    nothing = torch.empty(2, 0, dtype=torch.int64)
+    nothing = torch.empty(2, 0, dtype=torch.int64, device="cpu")
     labels: Mapping[int, Tensor] = {} if label is None else label
     some = next(iter(labels.values()), None)
     # A server without edges still has labels of the same type and columns, but none of them: all
@@ -187,7 +187,7 @@ def read_edges(
                 f"edge_label_index[{row}, {position}] = {int(found[row, position])} is no node id: "
                 f"ids of {end!r} are in [0, {num_nodes[end]})"
             )
-            turned = torch.tensor([[num_nodes[target]], [num_nodes[source]]])
+            turned = torch.tensor([[num_nodes[target]], [num_nodes[source]]], device="cpu")
             if bool(((found >= 0) & (found < turned)).all()):
                 text += f"; are its rows swapped? {source!r} is row 0 and {target!r} row 1"
             raise ConfigError(text)
@@ -203,7 +203,7 @@ def read_edges(
 
 def _as_tensor(given: Any, name: str) -> Tensor:
     try:
-        return torch.as_tensor(given)
+        return torch.as_tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{name} cannot be read as a tensor: {error}") from None
 

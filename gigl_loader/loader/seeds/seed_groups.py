@@ -164,7 +164,7 @@ def read_group_ids(given: Any, num_nodes: int, name: str) -> Tensor:
             f"{type(given).__name__}"
         )
     try:
-        ids = torch.as_tensor(given)
+        ids = torch.as_tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{name} cannot be read as ids of groups: {error}") from None
     return _as_groups(ids, num_nodes, name)

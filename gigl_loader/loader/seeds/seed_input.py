@@ -128,7 +128,7 @@ def _as_tensor(given: Any, name: str) -> Any:
         raise ConfigError(f"{name} cannot be read as node ids: {error}") from error
     if array.size == 0 and not isinstance(given, np.ndarray):
         # An empty list is float64 to numpy; an empty array has a chosen type.
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device="cpu")
     if array.dtype.kind == "b":
         # Copied: the user's array may change later, or be read-only, which torch warns about.
         return torch.from_numpy(array.copy())
@@ -283,7 +283,9 @@ def read_times(given: Any, num_seeds: int, name: str) -> Tensor:
     """
     try:
         # torch would make float32 of Python's floats, whose steps are two minutes in our days
-        times = torch.as_tensor(given if hasattr(given, "shape") else np.asarray(given))
+        times = torch.as_tensor(
+            given if hasattr(given, "shape") else np.asarray(given), device="cpu"
+        )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{name} cannot be read as times: {error}") from None
     if tuple(times.shape) != (num_seeds,) or times.dtype == torch.bool or times.is_complex():

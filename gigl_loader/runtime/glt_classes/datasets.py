@@ -141,7 +141,7 @@ class Dataset:
 
     def _node_pool(self, node_type: Any) -> Tensor:
         labels = self.node_labels if node_type is None else self.node_labels[node_type]
-        return torch.arange(labels.shape[0])
+        return torch.arange(labels.shape[0], device="cpu")
 
     def get_graph(self, etype: Any = None) -> Any:
         """Return the graph, of ``etype`` if the dataset is heterogeneous."""
@@ -249,7 +249,7 @@ def _split(ids: Tensor, num_val: float, num_test: float) -> Sequence[Tensor]:
     total = ids.numel()
     # int is a count, float a share: 1 is one node, and 1.0 all of them
     val, test = (round(n * total) if isinstance(n, float) else n for n in (num_val, num_test))
-    shuffled = ids[torch.randperm(total)]
+    shuffled = ids[torch.randperm(total, device="cpu")]
     return (
         # clones: a view would keep the ids of all three alive, and travel with them to workers
         shuffled[val + test :].clone(),

@@ -28,9 +28,11 @@ def as_tensors(data: Any, dtype: torch.dtype | None = None) -> Any:
         return {key: as_tensors(value, dtype) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
         return type(data)(as_tensors(value, dtype) for value in data)
-    if isinstance(data, (Tensor, np.ndarray)):
-        # no copy if the type is right: the caller's memory is shared
-        return torch.as_tensor(data).to(dtype or torch.as_tensor(data).dtype)
+    # no copy if the type is right: the caller's memory is shared
+    if isinstance(data, np.ndarray):
+        data = torch.from_numpy(data)
+    if isinstance(data, Tensor):
+        return data.to(dtype or data.dtype)
     return data
 
 
@@ -76,7 +78,9 @@ def row_offsets(row: Tensor, num_rows: int) -> Tensor:
 
 
 def _expand(offsets: Tensor) -> Tensor:
-    return torch.repeat_interleave(torch.arange(offsets.numel() - 1), offsets.diff())
+    return torch.repeat_interleave(
+        torch.arange(offsets.numel() - 1, device=offsets.device), offsets.diff()
+    )
 
 
 class Topology:
@@ -116,7 +120,11 @@ class Topology:
             raise ConfigError(f"edges cannot be read as {input_layout!r} and kept as {layout!r}")
         # the end without offsets has an entry for each edge
         count = (target if given == "CSR" else source).numel()
-        ids = torch.arange(count) if edge_ids is None else as_tensors(edge_ids, torch.int64)
+        ids = (
+            torch.arange(count, device="cpu")
+            if edge_ids is None
+            else as_tensors(edge_ids, torch.int64)
+        )
         weights = as_tensors(edge_weights, torch.float32)
         for name, part in (("edge_ids", ids), ("edge_weights", weights)):
             if part is not None and part.numel() != count:
@@ -362,7 +370,7 @@ class RangePartitionBook:
         starts = [start for start, _ in partition_ranges[1:]]
         if starts != [end for _, end in partition_ranges[:-1]]:
             raise ConfigError(f"ranges of ids leave gaps or overlap: {partition_ranges}")
-        self.partition_bounds = torch.tensor([end for _, end in partition_ranges])
+        self.partition_bounds = torch.tensor([end for _, end in partition_ranges], device="cpu")
         self.partition_idx = partition_idx
         self._id2index = OffsetId2Index(partition_ranges[partition_idx][0])
 
@@ -384,7 +392,7 @@ class RangePartitionBook:
         """Return the ids that a partition owns, ascending."""
         # `node_pb` is this book: GLT calls `id_filter(book, index)` of any kind of book
         start = int(self.partition_bounds[partition_idx - 1]) if partition_idx else 0
-        return torch.arange(start, int(self.partition_bounds[partition_idx]))
+        return torch.arange(start, int(self.partition_bounds[partition_idx]), device="cpu")
 
 
 def owned_by(book: Tensor, partition_idx: int) -> Tensor:

@@ -207,7 +207,7 @@ def tensor_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> T
     """Return a tensor over part of ``buffer``: see `memory.segments.array_in`."""
     count = math.prod(shape)
     if count == 0:  # torch.frombuffer refuses empty tensors
-        return torch.empty(shape, dtype=dtype_named(dtype))
+        return torch.empty(shape, dtype=dtype_named(dtype), device="cpu")
     return torch.frombuffer(buffer, dtype=dtype_named(dtype), count=count, offset=offset).view(
         shape
     )
@@ -248,9 +248,9 @@ def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     Raises:
         SharedMemoryError: Too little memory is left.
     """
-    nbytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+    nbytes = math.prod(shape) * torch.empty((), dtype=dtype, device="cpu").element_size()
     if nbytes == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     fd, reserved = _memory_of_a_graph(nbytes, "gigl_loader.tensor")
     try:
         return map_shared_tensor(fd, reserved, dtype, shape)
@@ -269,7 +269,7 @@ def map_shared_tensor(fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int
     os.set_inheritable(storage._share_fd_cpu_()[0], False)
     # contiguous, by torch's own rule; a tensor on "meta" has no memory
     strides = torch.empty(shape, device="meta").stride()
-    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)
 
 
 # --- files on disk --------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
     """
     nbytes = nbytes_of(dtype, shape)
     if nbytes == 0:
-        return torch.empty(shape, dtype=dtype_named(dtype))
+        return torch.empty(shape, dtype=dtype_named(dtype), device="cpu")
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         address = map_fd(fd, nbytes, populate=False, file=True)

@@ -213,7 +213,7 @@ def _gathered(
     # gathered data has one length on all ranks, so the maximum is agreed on first
     most = _max_over_ranks(len(data), group)
     # the size goes before the data
-    own_size = torch.tensor([len(data)])
+    own_size = torch.tensor([len(data)], device="cpu")
     padded = torch.cat([own_size.view(torch.uint8), _padded(data, most)]).to(_device(group))
     is_left_out = on_first_alone and dist.get_rank(group) != 0
     buffers = [] if is_left_out else [torch.empty_like(padded) for _ in range(world_size)]
@@ -345,7 +345,7 @@ def _padded(data: bytes, size: int) -> Tensor:
     Its memory is torch's own: a thread of gloo may be the last to drop the tensor, even while the
     interpreter is ending, and freeing memory of a Python object needs the interpreter.
     """
-    padded = torch.zeros(max(size, 1), dtype=torch.uint8)
+    padded = torch.zeros(max(size, 1), dtype=torch.uint8, device="cpu")
     # copied, not torch.frombuffer(data): see above
     padded[: len(data)].numpy()[:] = np.frombuffer(data, np.uint8)
     return padded
@@ -468,7 +468,10 @@ class RankExchange:
             return list(send)
         ones = [1] * self.size
         # one number per rank and direction
-        return [int(n) for n in self.all_to_all_values(torch.tensor(list(send)), ones, ones)]
+        return [
+            int(n)
+            for n in self.all_to_all_values(torch.tensor(list(send), device="cpu"), ones, ones)
+        ]
 
     def sum_values(self, values: Tensor) -> Tensor:
         """Do the work of `total`, without a gradient."""

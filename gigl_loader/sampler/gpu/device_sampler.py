@@ -393,11 +393,11 @@ class DeviceSampler:
             tensors: dict[str, Tensor] = {}
             for node_type in self._roots.nodes.types:
                 keys = self._roots.keys[node_type]
-                host[keys[NODES_PER_HOP]] = torch.tensor(drawn.per_hop[node_type])
+                host[keys[NODES_PER_HOP]] = torch.tensor(drawn.per_hop[node_type], device="cpu")
                 self._add_nodes(tensors, node_type, drawn, ids, rows)
                 if self._plan.expansion.with_hop:
                     hops = host[keys[NODES_PER_HOP]]
-                    each = torch.arange(len(hops)).repeat_interleave(hops)
+                    each = torch.arange(len(hops), device="cpu").repeat_interleave(hops)
                     tensors[keys[HOP]] = each.to(tensors[keys[NODE]].device, non_blocking=True)
             for edge_type, sampled in drawn.edges.items():
                 self._add_edges(host, tensors, edge_type, sampled, ids, rows)
@@ -513,7 +513,7 @@ class DeviceSampler:
     ) -> None:
         keys = self._roots.keys[edge_type]
         tensors[keys[EDGE_INDEX]] = sampled.edge_index
-        host[keys[EDGES_PER_HOP]] = torch.tensor(sampled.per_hop, dtype=torch.int64)
+        host[keys[EDGES_PER_HOP]] = torch.tensor(sampled.per_hop, dtype=torch.int64, device="cpu")
         if self._plan.with_edge:
             tensors[keys[EDGE]] = ids["edge", edge_type]
             self._add_rows(tensors, EDGE_ROWS, edge_type, rows)

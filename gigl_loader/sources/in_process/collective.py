@@ -491,7 +491,7 @@ class CollectivePeers:
 
     def _swap_words(self, words: list[list[int]]) -> list[list[int]]:
         # A row for each rank, of one length on all: no sizes have to be sent first.
-        send = torch.tensor(words, dtype=torch.int64)
+        send = torch.tensor(words, dtype=torch.int64, device="cpu")
         received = torch.empty_like(send)
         self._all_to_all(received, send)
         rows: list[list[int]] = received.tolist()

@@ -242,7 +242,9 @@ class Agreement:
         self.cache = shared_memory(tables, self.name_of_cache, self.share_cache)
         # The cache is the machine's, but drawn batches are this loader's: the memory for them goes
         # to each worker, replacements included.
-        drawn = tensors.share_tensor(torch.zeros(DrawnAhead.NUM_WORDS, dtype=torch.int64))
+        drawn = tensors.share_tensor(
+            torch.zeros(DrawnAhead.NUM_WORDS, dtype=torch.int64, device="cpu")
+        )
         rows = self.cache.rows
         self.look_ahead = LookAhead(rows, DrawnAhead(drawn.numpy()), options)
         self._ahead = AheadMemory(self.cache.shared, drawn, rows.join())
