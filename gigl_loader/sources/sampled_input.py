@@ -182,9 +182,12 @@ def kernels_of(
     """
     needs = {
         "uniform": True,
+        "owners": has_peers,
         "packed": has_peers,
         "cached": caches,
+        "merged": not plan.expansion.in_trees,
         "trees": plan.expansion.in_trees,
+        "times": plan.expansion.time_attr is not None,
         "weighted": plan.with_weight,
         plan.expansion.sampling_method: True,
     }

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,6 +61,8 @@ def test_scratch_of_uniform_draws_is_left_clean() -> None:
 
 def test_load_compiles_every_kernel() -> None:
     kernels.load()
+    kernels.load_merged()
+    kernels.load_owners()
     names = (
         "count_uniform",
         "draw_uniform",
@@ -69,6 +72,7 @@ def test_load_compiles_every_kernel() -> None:
         "look_up",
         "repeat_rows",
         "scatter_segments",
+        "group_by_owner",
     )
     assert all(getattr(kernels, name).signatures for name in names)
     weighted_kernels.load()
@@ -76,6 +80,7 @@ def test_load_compiles_every_kernel() -> None:
     by_weight = ("count_weighted", "draw_weighted", "draw_labor")
     assert all(getattr(weighted_kernels, name).signatures for name in by_weight)
     tree_kernels.load()
+    tree_kernels.load_times()
     of_trees = ("enter", "label_ids", "count_timed", "seeds_of")
     assert all(getattr(tree_kernels, name).signatures for name in of_trees)
 
@@ -119,6 +124,44 @@ def test_that_kernels_are_compiled_is_said_once_and_only_where_it_is_so(tmp_path
     more = run(_COMPILES + _COMPILES_MORE)
     assert len(more.splitlines()) == more.count("compiling") == 1, "the former are there now"
     assert more.count("compiling kernels that pack ids") == 1
+
+
+_LOADS = """
+import sys
+import torch
+from gigl_loader import DistNeighborLoader
+from gigl_loader.testing import TinyGraph
+dataset = TinyGraph.random(60, 500).dataset()
+how = {"disjoint": sys.argv[2] == "disjoint", "num_workers": int(sys.argv[1])}
+for _ in DistNeighborLoader(dataset, [3, 2], torch.arange(60), batch_size=8, **how):
+    pass
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("kind", "more"), [("merged", {"look_up"}), ("disjoint", set())])
+def test_workers_compile_what_the_training_process_uses(
+    kind: str, more: set[str], tmp_path: Path
+) -> None:
+    """The training process compiles a kernel when it calls it; workers get theirs beforehand.
+
+    ``more``: of induced subgraphs, whose loaders are not told apart.
+    """
+    compiled = []
+    for workers in ("0", "1"):
+        folder = tmp_path / workers
+        subprocess.run(
+            [sys.executable, "-c", _LOADS, workers, kind],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
+            timeout=300,
+            check=True,
+        )
+        # "sampling_kernels.gather-12.py311.nbi"
+        names = {file.name.split("-")[0].split(".")[1] for file in folder.rglob("*.nbi")}
+        compiled.append(names)
+    in_process, by_workers = compiled
+    assert in_process
+    assert by_workers - in_process == more
 
 
 _WITHOUT_A_CACHE = """

@@ -250,12 +250,17 @@ def test_workers_load_the_kernels_that_they_need_alone() -> None:
         kind = sampler_kind(None if sampler is None else CustomSamplerOptions(sampler))
         return kernels_of(plan, kind, has_peers=peers, caches=caches)
 
-    assert needed() == needed(with_edge=True) == ["uniform"]
-    assert needed(with_weight=True) == ["uniform", "weighted"]
-    assert needed(peers=True, caches=True) == ["uniform", "packed", "cached"]
+    assert needed() == needed(with_edge=True) == ["uniform", "merged"]
+    assert needed(with_weight=True) == ["uniform", "merged", "weighted"]
+    assert needed(peers=True) == ["uniform", "owners", "packed", "merged"]
+    assert needed(peers=True, caches=True) == [*needed(peers=True)[:3], "cached", "merged"]
     assert needed(options=ExpansionOptions(disjoint=True)) == ["uniform", "trees"]
-    assert needed(options=ExpansionOptions(sampling_method="labor")) == ["uniform", "labor"]
-    assert needed("gigl_loader.sampler.ppr.ppr_sampler.ppr_sampler") == ["uniform", "ppr"]
+    by_time = ExpansionOptions(time_attr="node_time")
+    assert needed(options=by_time) == ["uniform", "trees", "times"]
+    labor = ExpansionOptions(sampling_method="labor")
+    assert needed(options=labor) == ["uniform", "merged", "labor"]
+    by_rank = "gigl_loader.sampler.ppr.ppr_sampler.ppr_sampler"
+    assert needed(by_rank) == ["uniform", "merged", "ppr"]
     assert set(needed("mine.Sampler")) <= set(KERNELS)
 
 

@@ -488,7 +488,8 @@ def init_storage_process(
             metrics = MetricsListener(server.status, metrics_host, metrics_port, security)
         # before any client is admitted: with an empty cache Numba compiles for seconds, which
         # would count as part of a client's wait for its first batch
-        LOADERS["uniform"]()
+        for name in ("uniform", "merged", "owners"):
+            LOADERS[name]()
         # for GLT's classes, which need it. One client stands for all, as jobs differ in their
         # number
         _set_server_context(num_servers, storage_rank, "gigl_loader_servers", 1)

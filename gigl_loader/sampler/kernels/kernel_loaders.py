@@ -16,8 +16,11 @@ from gigl_loader.sampler.kernels import (
 
 LOADERS: dict[str, Callable[[], None]] = {
     "uniform": sampling_kernels.load,
+    "merged": sampling_kernels.load_merged,
+    "owners": sampling_kernels.load_owners,
     "packed": packing_kernels.load,
     "trees": tree_kernels.load,
+    "times": tree_kernels.load_times,
     "weighted": weighted_kernels.load,
     "labor": weighted_kernels.load_labor,
     "ppr": ppr_kernels.load,

@@ -268,8 +268,11 @@ def copy_rows(addresses, out):
 
 
 def load() -> None:
-    """Call every kernel once on empty arrays: compiles it, or loads it from Numba's cache."""
-    ids, none = np.zeros(1024, np.int64), np.zeros(0, np.int64)
+    """Call the kernels of all loaders once on empty arrays: compiles or loads them.
+
+    Numba's cache on disk has those that an earlier process compiled.
+    """
+    none = np.zeros(0, np.int64)
     rows = none, none.copy(), none.copy()
     key, indptr = np.uint64(1), np.zeros(1, np.int64)
     for replace in (False, True):
@@ -277,12 +280,22 @@ def load() -> None:
         draw_uniform(none, *rows, replace, key, np.zeros(0, np.uint8), none)
     for ids_read in (none, none.astype(np.int32)):  # mapped files keep ids in 32 bits
         gather(ids_read, none, none)
-    insert_nodes(ids, np.uint64(1023), none, 0, 0)
-    relabel(ids, np.uint64(1023), none, 0, none, none)
-    look_up(ids, np.uint64(1023), none, none, none)
     repeat_rows(none, 0, none)
-    scatter_segments(none, none, none, none, none)
-    group_by_owner(none, none, none)
     row_addresses(none, 1, 0, 0, none, none)
     for word in WORDS.values():
         copy_rows(none, np.zeros((0, 1), word))
+
+
+def load_merged() -> None:
+    """Call the kernels that label nodes once on empty arrays; disjoint trees have others."""
+    ids, none = np.zeros(1024, np.int64), np.zeros(0, np.int64)
+    insert_nodes(ids, np.uint64(1023), none, 0, 0)
+    relabel(ids, np.uint64(1023), none, 0, none, none)
+    look_up(ids, np.uint64(1023), none, none, none)
+
+
+def load_owners() -> None:
+    """Call the kernels of rows and neighbours that several machines own once on empty arrays."""
+    none = np.zeros(0, np.int64)
+    scatter_segments(none, none, none, none, none)
+    group_by_owner(none, none, none)
