@@ -121,6 +121,10 @@ class GLTMessage(dict[str, Any]):
         return value
 
 
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+
+
 def own_message(
     message: Mapping[str, Any], names: GLTNames, seed_type: NodeType | None, batch_size: int | None
 ) -> SampleMessage:
@@ -139,7 +143,7 @@ def own_message(
     given = set(message)
     ends: dict[str, dict[str, Tensor]] = {}
     for name, value in message.items():
-        found, tensor = names.own(name), torch.as_tensor(value)
+        found, tensor = names.own(name), _tensor(value)
         if found != name and found.endswith(_LINKS):
             ends.setdefault(found, {})[name.rpartition(".")[2]] = tensor
         elif found == name or found not in given:  # ours, if both are given
@@ -147,12 +151,15 @@ def own_message(
     for found, rows in ends.items():
         if found not in given:
             own[found] = torch.stack([rows[name] for name in FIELDS[_LINKS].glt])
-    typed = heterogeneous_field(names.node_types is not None)
-    own.setdefault(typed.key, torch.tensor(names.node_types is not None, dtype=torch.uint8))
+    typed = names.node_types is not None
+    on_host = torch.tensor(typed, dtype=torch.uint8, device="cpu")
+    own.setdefault(heterogeneous_field(typed).key, on_host)
+    nodes = [value for name, value in own.items() if name.endswith(_NODES)]
+    empty = torch.empty(2, 0, dtype=torch.int64, device=nodes[0].device if nodes else "cpu")
     for node_type in names.node_types or ():
-        own.setdefault(key(_NODES, node_type), torch.empty(0, dtype=torch.int64))
+        own.setdefault(key(_NODES, node_type), empty[0])
     for edge_type in names.edge_types.values():
-        own.setdefault(f"{edge_type}.{_LINKS}", torch.empty(2, 0, dtype=torch.int64))
+        own.setdefault(f"{edge_type}.{_LINKS}", empty)
     if batch_size is not None and num_seeds(own, seed_type) is None:
         own[key(_SEEDS, seed_type)] = own[key(_NODES, seed_type)][:batch_size]
     return own

@@ -207,7 +207,9 @@ class ProducerSource:
                 )
         self._num_sent -= 1
         if _ERROR in message:
-            text = bytes(torch.as_tensor(message[_ERROR]).tolist()).decode(errors="replace")
+            text = bytes(torch.as_tensor(message[_ERROR], device="cpu").tolist()).decode(
+                errors="replace"
+            )
             raise SamplingError(f"a sampler of {self.name}", text.strip().rpartition("\n")[2], text)
         return message
 
