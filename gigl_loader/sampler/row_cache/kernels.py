@@ -1,23 +1,35 @@
 """Compiled loops of the row cache: which rows to keep, by the next use of each.
 
 Batches have numbers, in the order in which they became known to the cache: the clock. They are
-filled in about that order. One table is a handful of arrays::
+filled in about that order. A row that a batch requests is a "reference". A "code" says where a row
+is known: the position + 1 of a reference (> 0), -1 - slot (< 0), or 0: nowhere. One table is a
+handful of arrays; all but ``state``, ``starts``, ``counts`` and ``holders`` are int32::
 
-    ring                a position per requested row ("reference"): its id and its batch, in
-                        two columns, and its links with the references to the same id whose batches
-                        are still to be filled: the position + 1 of the one after it, and of the one
-                        before it; the first of them has its row's slot instead; 0: none
-    starts, counts      by batch, modulo their length: its references
-    index               finds the last of these references of an id, or its slot
-    holders             by slot: the id that it is for
-    slots               by slot: the next slot with the same next use (-1: none), and the position +
-                        1
-                        of the first reference to its row, or its place in the queue
-    top                 by next use: a slot that has it; -1: none
-    queue               slots whose next use is not known, in the order of their last use, some of
-                        them left over
+    array   a row for each   column  bits of a word
+                                     31    30 ... 15            14 ... 0
+    ring    reference        LOW     [ id, bits 31 to 0                ]
+                             REST    [ 0 | id, bits 47 to 32 | batch   ]  batch modulo never; TWICE
+                             LINK    [ code: the reference before      ]  of the first one, the slot
+                             AFTER   [ code: the reference after       ]  of the last one, 0
+    index   id, or hash      CODE    [ code: the last reference        ]  if none, the slot; 0: free
+                             TAG     [ 0 | hash, bits 63 to 33         ]  of a hash table alone
+    slots   slot             BELOW   [ the next slot on its stack      ]  -1: none
+                             PLACE   [ code: the first reference       ]  < 0: -1 - place in queue
+    holders slot                     id (int64)
+    top     batch                    [ the first slot on its stack     ]  -1: none
+    queue   place                    [ slot                            ]  left over: not its PLACE
+    starts  batch                    number of its first reference, modulo the ring its position
+    counts  batch                    references; ABSENT: filled or forgotten
+    state                            counters; see below
 
-A "code" identifies a row: the position + 1 of a reference, -1 - slot, or 0: nothing.
+    one id that batches 3, 5 and 8 request, and that has slot 2, which is on the stack top[3]:
+
+    index[id] --CODE--> batch 8 --LINK--> batch 5 --LINK--> batch 3 --LINK--> slot 2
+                        batch 8 <-AFTER-- batch 5 <-AFTER-- batch 3 <-PLACE-- slot 2
+
+A reference whose batch requests the id before has the batch `TWICE` and is in no chain. Each slot
+in use is on the stack of the batch of its first reference, or, if there is none, in the queue once.
+The queue is in the order of last use.
 
 A next use is a batch modulo the length of ``starts``, or `never`, that length: not known. Nothing
 is ever taken out of the middle. A slot with a known next use keeps it until that batch, or goes

@@ -13,7 +13,53 @@ from tests.sampler.row_cache.cache_cases import (
     ids_of_many,
     kill_a_holder,
     one_table,
+    queue_of,
 )
+
+
+@given(
+    data=st.data(),
+    capacity=st.integers(1, 30),
+    references=st.sampled_from([20, 60, 1 << 10]),
+    is_hashed=st.booleans(),
+    clock=st.sampled_from([0, (1 << 14) - 4]),
+)
+def test_arrays_say_the_same_after_each_step(
+    data: st.DataObject, capacity: int, references: int, is_hashed: bool, clock: int
+) -> None:
+    """Each slot in one list, next uses ascending, the index and slots agree; see `check_arrays`.
+
+    The number of a batch is kept modulo 2 ** 14: the second clock passes it.
+    """
+    cache = one_table(MANY if is_hashed else 100, capacity, references)
+    arrays, user, rows = cache.tables[OWNER], cache.join(), 0
+    arrays.forget_all(clock)
+    known: dict[int, np.ndarray] = {}
+    for what in data.draw(st.lists(st.sampled_from("aaaappppf"), max_size=50)):
+        waiting = [(slot, int(arrays.holders[slot])) for slot in queue_of(arrays)]
+        if is_added := what == "a" or not known:
+            seed, size = data.draw(st.integers(0, 1000)), data.draw(st.integers(0, 30))
+            drawn = (np.random.default_rng(seed).random(size) ** 2 * 100).astype(np.int64)
+            ids = ids_of_many()[drawn] if is_hashed else drawn
+            known[cache.add(user, {OWNER: ids})] = ids
+        else:
+            number = data.draw(st.sampled_from([*known][-8:]))
+            ids = known.pop(number)
+            if what == "f":
+                cache.forget(number)
+            else:
+                plan = cache.plan(number, {OWNER: ids})[OWNER]
+                rows += ids.size
+                slots = np.where(plan < kernels.MISSING, -2 - plan, plan)
+                assert ((slots >= kernels.MISSING) & (slots < capacity)).all()
+                assert arrays.state[[kernels.HITS, kernels.MISSES]].sum() == rows
+        check_arrays(arrays)
+        after = [(slot, int(arrays.holders[slot])) for slot in queue_of(arrays)]
+        stayed = [one for one in waiting if one in after]
+        assert after[: len(stayed)] == stayed, "the queue is in the order of last use"
+        if not is_added:
+            gone = [one for one in waiting if one not in after]
+            assert gone == waiting[: len(gone)], "the least recently used rows go first"
 
 
 @given(data=st.data(), capacity=st.integers(1, 30), references=st.sampled_from([20, 60, 1 << 10]))
