@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from gigl_loader import (
     DistDataset,
     DistLinkNeighborLoader,
     DistNeighborLoader,
+    DistributedContext,
     PeerError,
     PeerTimeoutError,
     SamplingError,
@@ -30,7 +30,6 @@ from gigl_loader import (
     replay,
 )
 from gigl_loader.dataset.schema import EdgeDir
-from gigl_loader.loader.deployment import job_ranks
 from gigl_loader.runtime.ranks import collectives as ranks
 from gigl_loader.runtime.ranks.collectives import (
     broadcast_value,
@@ -38,12 +37,7 @@ from gigl_loader.runtime.ranks.collectives import (
     gather_from_ranks,
 )
 from gigl_loader.runtime.transport import Security
-from gigl_loader.sampler.options import (
-    DEFAULT_TIMEOUT_S,
-    SAME_MEMORY_VARIABLE,
-    EvenRanks,
-    SourceOptions,
-)
+from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE, EvenRanks, SourceOptions
 from gigl_loader.sources.batch_source import LINGER_S
 from gigl_loader.sources.workers import producer
 from gigl_loader.sources.workers.pool import process_state
@@ -269,8 +263,10 @@ def seeds_that_would_come_twice(rank: int, size: int) -> None:
         pytest.raises(ConfigError, match=r"ranks . and . build their loaders in another order"),
     ):
         DistNeighborLoader(GRAPH.dataset(), [2], seeds[1 - rank], **how)
-    with pytest.MonkeyPatch.context() as patch:  # two machines
-        patch.setattr(job_ranks, "own_address", lambda: f"127.0.0.{rank + 1}")
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # two machines: each finds another address of its own
+        patch.setenv("MASTER_ADDR", ADDRESSES[rank])
         with pytest.raises(ConfigError, match="ranks 0 and 1 were given the same 60 seeds: each"):
             DistNeighborLoader(GRAPH.dataset(), [2], everyone, **how)
         found = _once(rank, size, input_nodes=everyone, num_workers=0, shard="world")
@@ -404,9 +400,11 @@ def one_cache_for_a_machine(rank: int, size: int) -> None:
 
 
 def _caches(loader: DistNeighborLoader) -> list[int]:
-    """Return what tells the memory of each rank's cache."""
+    """Return the inode of the memory of each rank's cache, as its worker has it mapped."""
+    maps = Path(f"/proc/{worker_pid(loader)}/maps").read_text().splitlines()
+    (inode,) = {int(line.split()[4]) for line in maps if "gigl_loader.rows" in line}
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, source_of(loader)._ranks.cache.region.inode)
+    dist.all_gather_object(found, inode)
     return found
 
 
@@ -523,8 +521,8 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
     with _big_loader(rank, size, max_restarts=0) as loader:
         expected = [batch_tensors(batch) for batch in itertools.islice(loader, 100)]
     dist.barrier()
-    producer._STOPPED_SHARE = 0.01  # so that the test is short: 1.2 s, and rank 0 waits for 96
-    with _big_loader(rank, size) as loader:
+    # rank 1 replaces a worker that is stopped for 10 s, and rank 0 waits 32 s for its answers
+    with _big_loader(rank, size, timeout=40) as loader:
         iterator = iter(loader)
         found = [batch_tensors(next(iterator)) for _ in range(10)]
         dist.barrier()
@@ -579,13 +577,12 @@ def _check_same_tensors(found: list, expected: list) -> None:
 
 def a_peer_worker_is_stopped(rank: int, size: int) -> None:
     """Rank 1's worker is stopped: both ranks name it, not those that wait for it."""
-    with _short_answers(6.0), _big_loader(rank, size, max_restarts=0) as loader:
+    # rank 1 waits 12 s for its worker, and rank 0's worker 12 of its 15 s for an answer
+    with _big_loader(rank, size, max_restarts=0, timeout=12 if rank else 15) as loader:
         iterator = iter(loader)
         next(iterator)
         dist.barrier()
         if rank == 1:
-            own = source_of(loader)
-            own.source_options = dataclasses.replace(own.source_options, timeout_s=6.0)
             pid = worker_pid(loader)
             os.kill(pid, signal.SIGSTOP)
             wait_until(lambda: process_state(pid).startswith("stopped"), "the worker is stopped")
@@ -596,14 +593,6 @@ def a_peer_worker_is_stopped(rank: int, size: int) -> None:
                 list(iterator)
         dist.barrier()  # rank 1 ends its worker: to rank 0 it would be one that was killed
         loader.shutdown(idle_timeout=0.0)
-
-
-@contextlib.contextmanager
-def _short_answers(seconds: float) -> Iterator[None]:
-    """Let workers made in here wait so long for an answer; their start has the loader's timeout."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(producer, "_PEER_SHARE", seconds / DEFAULT_TIMEOUT_S)
-        yield
 
 
 def a_peer_rank_dies(rank: int, size: int, folder: Path) -> None:
@@ -628,8 +617,7 @@ def a_rank_is_cut_off(rank: int, size: int, folder: Path) -> None:
 
     Its process and workers are stopped, which rank 0 cannot tell from a link that is cut.
     """
-    with _short_answers(4.0):
-        loader = _big_loader(rank, size)
+    loader = _big_loader(rank, size, timeout=10)  # a worker waits 8 s for an answer
     iterator = iter(loader)
     next(iterator)
     _note_processes(folder, rank)
@@ -663,18 +651,28 @@ def raise_at_start(number: int) -> None:
     raise PermissionError("not on this machine")
 
 
+ADDRESSES = "127.0.0.1", "::1"
+"""Where the workers of each rank listen: two addresses of any machine."""
+
+
+def _at_an_address_of_its_own(rank: int, size: int) -> dict[str, Any]:
+    """Return keywords by which a rank's workers listen on one of `ADDRESSES`."""
+    context = DistributedContext(ADDRESSES[rank], global_rank=0, global_world_size=1)
+    return {"context": context, "local_process_rank": rank, "local_process_world_size": size}
+
+
 def ranks_of_two_machines(rank: int, size: int, folder: Path) -> None:
     """Each rank has an address of its own: refused while open to strangers; then token and TLS."""
-    _set(producer, "address_towards", lambda host: f"127.0.0.{rank + 1}")
+    here = _at_an_address_of_its_own(rank, size)
     set_security()
     with pytest.raises(ConfigError, match=r"gigl-loader certs.*gigl-loader token.*INSECURE") as at:
-        _big_loader(rank, size)
-    assert f"127.0.0.{rank + 1}" in str(at.value)
+        _big_loader(rank, size, **here)
+    assert ADDRESSES[rank] in str(at.value)
     assert not Footprint.below(os.getpid()).pids, "nothing was started"
     dist.barrier()
     set_security(token="too short")
     with pytest.raises(ConfigError, match="can be guessed"):
-        _big_loader(rank, size)
+        _big_loader(rank, size, **here)
     dist.barrier()
     graph, edge_dir, given, how = CASES["plain"]
     for name, security in {
@@ -688,6 +686,7 @@ def ranks_of_two_machines(rank: int, size: int, folder: Path) -> None:
             input_nodes=given,
             num_workers=1,
             process_start_gap_seconds=None,
+            **here,
             **COMMON,
             **how,
         ) as loader:
