@@ -17,7 +17,7 @@ from gigl_loader.batch.message import (
     declared,
 )
 from gigl_loader.batch.padding import PadShape, padded
-from gigl_loader.batch.splitting import SeedLayout, parts_of
+from gigl_loader.batch.splitting import SeedLayout, split_to_fit
 
 ONE_SEED, BOTH = PadShape({None: 4}, {None: 1}), PadShape({None: 6}, {None: 2})
 LAYOUT = SeedLayout(input_type=None)
@@ -46,7 +46,7 @@ def test_values_whose_axis_is_declared_are_cut() -> None:
             declared("batch", "names"): torch.tensor([8, 9, 10]),
         }
     )
-    first, second = parts_of(whole, ONE_SEED, LAYOUT)
+    first, second = split_to_fit(whole, ONE_SEED, LAYOUT)
     for part, node, edge, seed in ((first, [0, 2], 4, 6), (second, [1, 3], 5, 7)):
         assert part[NODE].tolist() == [10 + place for place in node]
         assert part[declared("node", "depth")].tolist() == node
@@ -60,7 +60,7 @@ def test_a_value_that_nobody_can_cut_is_an_error_that_says_how_to_declare_it() -
     depth = torch.tensor([0, 1, 2, 3])
     whole = _message(**{META + "depth": depth})
     with pytest.raises(ConfigError, match=r"\['#META.depth'\].*declared\(\"node\".*raise pad="):
-        parts_of(whole, ONE_SEED, LAYOUT)
-    (same,) = parts_of(whole, BOTH, LAYOUT)  # one that fits is not cut
+        split_to_fit(whole, ONE_SEED, LAYOUT)
+    (same,) = split_to_fit(whole, BOTH, LAYOUT)  # one that fits is not cut
     assert same is whole
     assert padded(same, BOTH, 2)[META + "depth"] is depth
