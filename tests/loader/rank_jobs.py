@@ -401,8 +401,14 @@ def one_cache_for_a_machine(rank: int, size: int) -> None:
 
 def _caches(loader: DistNeighborLoader) -> list[int]:
     """Return the inode of the memory of each rank's cache, as its worker has it mapped."""
-    maps = Path(f"/proc/{worker_pid(loader)}/maps").read_text().splitlines()
-    (inode,) = {int(line.split()[4]) for line in maps if "gigl_loader.rows" in line}
+    maps = Path(f"/proc/{worker_pid(loader)}/maps")
+
+    def inodes() -> set[int]:
+        lines = maps.read_text().splitlines()
+        return {int(line.split()[4]) for line in lines if "gigl_loader.rows" in line}
+
+    wait_until(inodes, "the worker has mapped the cache")  # it is ready a little before
+    (inode,) = inodes()
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, inode)
     return found
