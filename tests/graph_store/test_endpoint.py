@@ -254,7 +254,7 @@ def test_a_server_tells_its_status_while_a_client_that_came_back_is_freed():
         first.meet(60.0)
         waits = WaitReport("rank 0", deadline)
         news = first.wait_until_in(lambda news: news.job is not None, deadline, 60.0, waits)
-        again = connection("another session", replace(join, job=news.job))
+        again = connection("another session", replace(join, job=news.job, secret=news.secret))
         server = endpoint.server
         assert isinstance(server, _SlowToFree)
         may_end = server.may_end

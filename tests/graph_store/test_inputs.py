@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.graph_store.client.producers import concatenated, digest_of
+from gigl_loader.graph_store.client.producers import concatenated
+from gigl_loader.graph_store.wire.producer_terms import digest_of
 from tests.support.glt import NodeSamplerInput
 
 

@@ -31,7 +31,8 @@ SESSIONS = itertools.count()
 
 def client(name: str, rank: int, size: int, **more: Any) -> Member:
     join = Join(role=Role.CLIENT, rank=rank, num_servers=1, world_size=size, job_name=name, **more)
-    return Member(f"session {next(SESSIONS)}", join, f"rank {rank}", job=join.job)
+    session = f"session {next(SESSIONS)}"
+    return Member(session, join, f"rank {rank}", job=join.job, secret=join.secret)
 
 
 def is_here(member: Member) -> bool:
@@ -237,8 +238,14 @@ class JobMachine(RuleBasedStateMachine):
     def readmit(self, former: Member) -> None:
         join, served = former.join, self.reference.served
         member = client(
-            join.job_name, join.rank, join.world_size, job=former.job, jobs_served=served
+            join.job_name,
+            join.rank,
+            join.world_size,
+            job=former.job,
+            jobs_served=served,
+            secret=former.secret,
         )
+        self.numbers.check(member.join)
         self.outside.remove(former)
         if self.reference.readmit(member, self.now + UNSEEN_S):
             self.jobs.readmit(member, self.now + UNSEEN_S)
@@ -258,6 +265,17 @@ class JobMachine(RuleBasedStateMachine):
         self.running.remove(former)
         self.outside.append(former)
         self.readmit(former)
+
+    @precondition(lambda self: bool(self.running))
+    @rule(data=st.data(), rank=st.integers(0, 3), more=st.integers(0, 2))
+    def come_as_a_stranger(self, data: st.DataObject, rank: int, more: int) -> None:
+        """A process that was not there at the start says that it is of a job that runs."""
+        of = data.draw(st.sampled_from(self.running))
+        size = of.join.world_size + more
+        secret = b"" if more == 0 else of.secret
+        stranger = client(of.join.job_name, rank % size, size, job=of.job, secret=secret)
+        with pytest.raises(ConfigError, match=rf"job {of.job} \('{of.join.job_name}'\) began with"):
+            self.numbers.check(stranger.join)
 
     @precondition(lambda self: self.reference.names)
     @rule(data=st.data())

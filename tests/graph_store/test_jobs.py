@@ -213,7 +213,7 @@ def test_a_number_has_one_name() -> None:
     jobs = joined(member)
     jobs.begin()
     with pytest.raises(ConfigError, match=r"job 0 has the name 'train', .* says 'other'"):
-        jobs.readmit(client(0, 1, job=0, name="other"), others_until=100.0)
+        jobs.numbers.check(client(0, 1, job=0, name="other").join)
     assert leave(jobs, member) == [("train", 0)]
 
 

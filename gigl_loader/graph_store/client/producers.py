@@ -39,7 +39,7 @@ from gigl_loader.runtime.transport.failures import Failure, rebuild
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sampler.row_cache.machine_cache import RowsOffer
 from gigl_loader.sources.batch_source import LINGER_S
-from gigl_loader.sources.held_seeds import joined, told_parts
+from gigl_loader.sources.held_seeds import joined
 from gigl_loader.sources.seed_checks import SeedSummary, check_each_once, check_same_seeds
 
 _log = logging.getLogger(__name__)
@@ -513,15 +513,3 @@ def _stacked(columns: list[Tensor]) -> Tensor:
     # -1 is not a node id; padding within a server's table uses it too
     padded = [torch.nn.functional.pad(c, (0, width - c.size(1)), value=-1) for c in columns]
     return torch.cat(padded)
-
-
-def digest_of(sampler_input: NodeSamplerInput, config: Any, active: Sequence[int]) -> str:
-    """Return a digest of the values that must be equal if producers are shared."""
-    # a fast hash, as input may be GBs and nothing secret depends on it
-    digest = hashlib.blake2b(repr((config, list(active), sampler_input.input_type)).encode())
-    # no copy; columns need one, as hashlib takes a matrix only as bytes
-    digest.update(sampler_input.node.contiguous().numpy().data)
-    digest.update(told_parts(sampler_input))
-    for name, column in sampler_input.extra.items():
-        digest.update(name.encode() + column.contiguous().numpy().tobytes())
-    return digest.hexdigest()

@@ -42,12 +42,12 @@ from gigl_loader.graph_store.client.producers import (
     RemoteProducers,
     agree_on_terms,
     concatenated,
-    digest_of,
     merge_outcomes,
 )
 from gigl_loader.graph_store.client.receiving_channel import RemoteReceivingChannel
 from gigl_loader.graph_store.client.server_outages import ServerOutages
 from gigl_loader.graph_store.wire.batch_shares import OwnBatches
+from gigl_loader.graph_store.wire.producer_terms import digest_of
 from gigl_loader.graph_store.wire.requests import NOBODY, ByServer, Runs, compacted, select_servers
 from gigl_loader.graph_store.wire.signatures import DistServer
 from gigl_loader.runtime.glt_classes import NodeSamplerInput

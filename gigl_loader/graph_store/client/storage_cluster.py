@@ -180,7 +180,9 @@ class Cluster:
             first.close()
             raise
         # kept, so that a later process at a server's port with another graph is refused by name
-        join = replace(join, job=news.job, cluster=news.cluster, graph=news.graph)
+        join = replace(
+            join, job=news.job, secret=news.secret, cluster=news.cluster, graph=news.graph
+        )
         return cls(first, join, security, patience_s)
 
     def connection(self, server_rank: int) -> ServerConnection:

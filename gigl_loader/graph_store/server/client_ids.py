@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from gigl_loader.graph_store.wire.membership import MOST_RANKS
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class JobId:
 
     name: str
     number: int
+    world_size: int = field(default=MOST_RANKS, compare=False)
+    """Number of its compute processes."""
 
     def __str__(self) -> str:
         return f"{self.name} (number {self.number})"

@@ -10,7 +10,7 @@ from gigl_loader.graph_store.wire.membership import Join
 
 @dataclass(frozen=True)
 class RunningJob:
-    """One start of a job. What only its clients know, such as a secret, has its place here."""
+    """One start of a job."""
 
     number: int
     """Its number, which no other job has or had."""
@@ -120,12 +120,12 @@ class JobBook:
                 refused=f"job {self.name!r} was started again while this process was out of reach"
             )
 
-    def begin(self, number: int) -> None:
-        """Let the complete job begin."""
+    def begin(self, number: int, secret: bytes) -> None:
+        """Let the complete job begin; its clients learn the secret."""
         assert self.world_size is not None, "it is complete"
         self.running, self.given_up = RunningJob(number, self.world_size), False
         for member in self.present.values():
-            member.job = number
+            member.job, member.secret = number, secret
 
     # -- running ----------------------------------------------------------------------------------
 

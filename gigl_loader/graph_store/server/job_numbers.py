@@ -1,11 +1,15 @@
 """The numbers of jobs: which are used, which are over, which were stopped.
 
-Every server has them. Server 0 gives them out (`JobRules`); the others learn them from its news and
-from clients. What all servers must know of each job, such as a secret that its clients show, has
-its place here, by number.
+Every server has them. Server 0 gives them out (`JobRules`); the others learn them from its news. By
+number they know how each job began, so that nobody else can act as one of its processes.
 """
 
+import hmac
+import secrets
 from typing import Any
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.graph_store.wire.membership import BookedJob, Join, proof_of
 
 _MOST_REMEMBERED = 10_000
 """Most jobs that are over to remember, about 1 MB of them."""
@@ -23,16 +27,64 @@ class JobNumbers:
         """Number of jobs that are over."""
         self.stopped: tuple[int, ...] = ()
         """Numbers of jobs that were stopped, the latest last."""
+        self.running: dict[int, BookedJob] = {}
+        """How the jobs that run began."""
+        self._ended: dict[int, BookedJob] = {}
+        """Those of which server 0 tells no more: processes may still come back. Oldest first."""
         self._over: dict[int, None] = {}
         """Numbers of jobs that are over, the oldest first."""
         self._given_up: dict[str, int] = {}
         """By name the last job, if its clients were given up: they may still come back."""
 
-    def give_next(self, name: str) -> int:
-        """Return the number for a job of this name that begins."""
+    def give_next(self, name: str, world_size: int) -> tuple[int, bytes]:
+        """Return number and secret of a job of this name that begins."""
         self._given_up.pop(name, None)  # this one takes its place
-        self.latest += 1
-        return self.latest
+        self.latest, secret = self.latest + 1, secrets.token_bytes(16)
+        self.book(BookedJob(self.latest, name, world_size, proof_of(secret)))
+        return self.latest, secret
+
+    def book(self, job: BookedJob) -> None:
+        """Note how a job began that runs; what was noted before stays."""
+        self.running[job.number] = self.booked(job.number) or job
+        self._ended.pop(job.number, None)
+
+    def learn_running(self, jobs: tuple[BookedJob, ...]) -> None:
+        """Take over server 0's list of the jobs that run."""
+        for number in self.running.keys() - {job.number for job in jobs}:
+            self._ended[number] = self.running.pop(number)
+        _forget_oldest(self._ended)
+        for job in jobs:
+            self.book(job)
+
+    def booked(self, number: int | None) -> BookedJob | None:
+        """Return how a job began; None: it is not known here."""
+        return None if number is None else self.running.get(number) or self._ended.get(number)
+
+    def check(self, join: Join) -> None:
+        """Refuse a client that is not of the job that it names; a job that is not known passes.
+
+        Raises:
+            ConfigError: The job began with another name or number of processes, or the client does
+                not know its secret.
+        """
+        job = self.booked(join.job)
+        if job is None:
+            return
+        if job.name != join.job_name:
+            raise ConfigError(
+                f"job {job.number} has the name {job.name!r}, and compute process {join.rank} "
+                f"says {join.job_name!r}: start the job again"
+            )
+        why = "does not know its secret, which those have that were there when it began"
+        if job.world_size != join.world_size:
+            why = f"says that it has {join.world_size}"
+        elif hmac.compare_digest(job.proof, proof_of(join.secret)):
+            return
+        raise ConfigError(
+            f"job {job.number} ({job.name!r}) began with {job.world_size} compute processes, and "
+            f"compute process {join.rank} {why}: a process cannot be added to a job that runs; "
+            "give another job a name of its own: job=, or GIGL_LOADER_JOB"
+        )
 
     def mark_used(self, number: int | None) -> None:
         """Note a number that another process knows; None: it knows none."""
@@ -45,10 +97,12 @@ class JobNumbers:
     def end(self, name: str, number: int, *, given_up: bool) -> None:
         """Note that a job is over; ``given_up``: its clients ended without a goodbye."""
         self._over[number] = None
+        job = self.running.pop(number)
         if given_up:
-            self._given_up[name] = number
+            self._given_up[name], self._ended[number] = number, job
         _forget_oldest(self._over)
         _forget_oldest(self._given_up)
+        _forget_oldest(self._ended)
         self.served += 1
 
     def is_over(self, number: int) -> bool:

@@ -19,7 +19,7 @@ from gigl_loader.graph_store.server.job_book import JobBook, RunningJob
 from gigl_loader.graph_store.server.job_numbers import JobNumbers
 from gigl_loader.graph_store.server.member import Member
 from gigl_loader.graph_store.server.waiting_texts import texts_for_waiting
-from gigl_loader.graph_store.wire.membership import Join
+from gigl_loader.graph_store.wire.membership import BookedJob, Join, proof_of
 from gigl_loader.runtime.transport import EndReason
 
 
@@ -105,12 +105,6 @@ class JobRules:
             self._forget_if_empty(book)
 
     def _resume(self, book: JobBook, join: Join, number: int) -> None:
-        for other in self._books.values():
-            if other.number == number:
-                raise ConfigError(
-                    f"job {number} has the name {other.name!r}, and compute process {join.rank} "
-                    f"says {join.job_name!r}: start the job again"
-                )
         # This server may have been suspended for longer than its clients wait: when it continues,
         # all of them have hung up, and come back just after it has given them up.
         ended_too_early = self._numbers.was_given_up(book.name, number) and not book.present
@@ -127,6 +121,9 @@ class JobRules:
             self._numbers.take_back_end(book.name, number)
         else:  # this server process has counted nothing before it
             self._numbers.learn_served(join.jobs_served)
+        # a server that was started again takes the word of the first process of each job
+        proof = proof_of(join.secret)
+        self._numbers.book(BookedJob(number, book.name, join.world_size, proof))
         book.resume(RunningJob(number, join.world_size))
 
     def leave(self, member: Member) -> None:
@@ -184,8 +181,9 @@ class JobRules:
     def _begin(self) -> list[BegunJob]:
         begun = []
         for book in self._ready[: max(0, self._max_jobs - self.num_running)]:
-            number = self._numbers.give_next(book.name)
-            book.begin(number)
+            assert book.world_size is not None, "it is complete"
+            number, secret = self._numbers.give_next(book.name, book.world_size)
+            book.begin(number, secret)
             begun.append(BegunJob(book.name, number, tuple(book.present)))
         return begun
 

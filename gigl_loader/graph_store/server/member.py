@@ -20,6 +20,8 @@ class Member:
     """Description for the log."""
     job: int | None = None
     """Number of a client's job, once known."""
+    secret: bytes = field(default=b"", repr=False)
+    """Secret of its job, if that began here; a client that comes back knows it."""
     peer: Any = None
     """The current connection of its watch."""
     give_up_at: float | None = None
@@ -33,7 +35,7 @@ class Member:
         """Owner of its producers: (`JobId`, rank), and before its job begins a `Visitor`."""
         if self.job is None:
             return Visitor(self.session)
-        return JobId(self.join.job_name, self.job), self.join.rank
+        return JobId(self.join.job_name, self.job, self.join.world_size), self.join.rank
 
     def wait(self, seen: int) -> "Future[News]":
         """Return the news as soon as they differ from those numbered ``seen``."""

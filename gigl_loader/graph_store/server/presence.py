@@ -8,7 +8,13 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
-from gigl_loader.errors import ConfigError, GiglLoaderError, JobStoppedError, ServerDiedError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    JobStoppedError,
+    PeerError,
+    ServerDiedError,
+)
 from gigl_loader.graph_store.server.attendance import Attendance
 from gigl_loader.graph_store.server.batch_sender import BatchSender
 from gigl_loader.graph_store.server.client_ids import Visitor
@@ -41,6 +47,8 @@ _ANSWERS_S = 5.0
 process claims its rank."""
 _GRACE_S = 30.0
 """Seconds that clients may take to leave after a server was lost."""
+_LEARN_S = 20.0
+"""Longest wait of another server for server 0's news of a job, whose clients may be faster."""
 _HEAR_S = 1.0
 """Longest wait for servers to learn that the jobs are over; a stopped one never does."""
 _STATUS_S_PER_MEMBER = 0.005
@@ -136,6 +144,7 @@ class Presence:
         )
 
     def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
+        self._await_job(request.join)
         self._free_former(request, peer)
         rival = self._rival(request.join)
         # without the lock, as it sends a request to that server
@@ -156,6 +165,16 @@ class Presence:
             news = member.wait(request.seen)
             self._asked_again.notify_all()
             return news
+
+    def _await_job(self, join: Join) -> None:
+        """Wait until server 0 has told of a client's job; `_check` refuses one it did not tell."""
+        with self._asked_again:
+            self._asked_again.wait_for(lambda: self.is_over or not self._is_untold(join), _LEARN_S)
+
+    def _is_untold(self, join: Join) -> bool:
+        """Return whether this server cannot know how a client's job began."""
+        known = join.role is not Role.CLIENT or join.job is None or self._numbers.booked(join.job)
+        return self.server.server_rank != 0 and not known
 
     def _let_servers_hear(self) -> None:
         """Wait until the other servers know the last news, as a goodbye may overtake them."""
@@ -190,7 +209,8 @@ class Presence:
 
     def _enter(self, join: Join, peer: Peer) -> Member:
         name = f"{peer.name} at {peer.address}"
-        member = Member(peer.session, join, name, job=join.job)
+        member = Member(peer.session, join, name, job=join.job, secret=join.secret)
+        known = [*self._numbers.running]
         try:
             self._check(join)
             self._replace_former(member)
@@ -213,10 +233,10 @@ class Presence:
             self._servers_known.note_arrival(join)
             _log.info("storage server %d joined from %s", join.rank, join.address)
         # also ends a job with ranks that were never seen, once all of the next one are here
-        has_begun = bool(self._settle().begun)
+        self._settle()
         # the others already know all servers' addresses: messages to all at each arrival would grow
         # with the square
-        is_one_more = join.role is Role.CLIENT and not has_begun
+        is_one_more = join.role is Role.CLIENT and known == [*self._numbers.running]
         self._tell_where([member] if is_one_more else None)
         if was_away:
             self._tell_all()
@@ -276,6 +296,13 @@ class Presence:
                     f"another process is compute rank {join.rank} of job {join.job} "
                     f"({join.job_name!r}) here: end it, or check RANK and local_rank"
                 )
+        if join.role is Role.CLIENT:
+            if self._is_untold(join):
+                raise PeerError(
+                    f"storage server {self.server.server_rank} has not heard of job {join.job} "
+                    f"({join.job_name!r}) from storage server 0"
+                )
+            self._numbers.check(join)
 
     @property
     def _missing(self) -> Runs:
@@ -302,9 +329,9 @@ class Presence:
         }
         for member in members or self._attendance.members.values():
             if member.join.role is Role.SERVER:
-                member.tell(**about)
+                member.tell(jobs=tuple(self._numbers.running.values()), **about)
             elif member.job is not None:
-                member.tell(job=member.job, **about)
+                member.tell(job=member.job, secret=member.secret, **about)
 
     def _tell_all(self) -> None:
         """Send each member the news that concern it."""
@@ -541,7 +568,9 @@ class Presence:
         self._numbers.served = news.jobs_served
         if news.cluster and not self.cluster:
             self._belong(news.cluster)
-        with self._lock:
+        with self._asked_again:
+            self._numbers.learn_running(news.jobs)
+            self._asked_again.notify_all()
             fresh = self._numbers.learn_stopped(news.stopped)
             members = [m for m in self._attendance.members.values() if m.job in fresh]
         if members:  # in a thread: the next news must not wait for them

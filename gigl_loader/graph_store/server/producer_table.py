@@ -7,12 +7,12 @@ import hashlib
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, ProtocolError, UsageError
-from gigl_loader.graph_store.server.client_ids import Visitor
+from gigl_loader.graph_store.server.client_ids import JobId, Visitor, scope_of
 from gigl_loader.graph_store.server.shared_producer import SharedProducer
 from gigl_loader.graph_store.wire.membership import MOST_RANKS
 from gigl_loader.graph_store.wire.requests import NOBODY, ProducerRequest, Runs
@@ -23,6 +23,7 @@ _MOST_REQUESTS = 4096
 """Most create requests to remember in case they are repeated."""
 _MOST_OVER = 1 << 16
 """Most numbers of producers that are over to remember, for errors and late goodbyes."""
+NO_TERMS: Mapping[str, str] = {}
 
 
 @dataclass
@@ -45,6 +46,8 @@ class ProducerEntry:
     """Bytes of batches that its consumers may have on this server."""
     scope: Hashable = None
     """Who has it; see `scope_of`."""
+    terms: Mapping[str, str] = field(default_factory=dict)
+    """What every request for it says; see `terms_of`."""
 
 
 class ProducerTable:
@@ -70,7 +73,12 @@ class ProducerTable:
         self.closed = False
 
     def take(
-        self, scope: Hashable, key: str | None, request_id: str, servers: Runs
+        self,
+        scope: Hashable,
+        key: str | None,
+        request_id: str,
+        servers: Runs,
+        terms: Mapping[str, str] = NO_TERMS,
     ) -> tuple[ProducerEntry, bool]:
         """Return the slot of a request, and whether the caller has to fill it.
 
@@ -79,8 +87,10 @@ class ProducerTable:
             key: Worker key; None: the producer is not shared.
             request_id: Name of the request; empty: it has none.
             servers: Servers that take part.
+            terms: What the request must have in common with the slot's first one.
 
         Raises:
+            ConfigError: The slot's first request said something else.
             UsageError: The server is shutting down.
         """
         with self._lock:
@@ -89,12 +99,15 @@ class ProducerTable:
                 raise UsageError(f"storage server {self._server_rank} is shutting down")
             request = (scope, request_id)
             if request in self._by_request:  # repeated after a lost connection
+                self._check_same(self._by_request[request], key, terms)
                 return self._by_request[request], False
-            self.asked += 1
             known = self._by_key.get((scope, key)) if key is not None else None
             entry = self._entries[known] if known is not None else None
+            if entry is not None:
+                self._check_same(entry, key, terms)
+            self.asked += 1
             entry = entry or ProducerEntry(
-                self._fresh_id(request_id), request_id, servers, scope=scope
+                self._fresh_id(request_id), request_id, servers, scope=scope, terms=terms
             )
             # a client that joins a key may repeat its request: it must get this slot, not a later
             # producer of the key
@@ -106,6 +119,15 @@ class ProducerTable:
             if key is not None:
                 self._by_key[scope, key] = entry.id
             return entry, True
+
+    def _check_same(self, entry: ProducerEntry, key: str | None, terms: Mapping[str, str]) -> None:
+        differ = [name for name, said in terms.items() if entry.terms.get(name) != said]
+        if differ:
+            raise ConfigError(
+                f"storage server {self._server_rank}: the producer of worker key {key!r} was "
+                f"requested first with another value of: {', '.join(differ)}. Processes that share "
+                "a key must request the same producer; nothing was started"
+            )
 
     def reserve(self, entry: ProducerEntry, nbytes: int, what: str) -> None:
         """Let a producer have that much memory for batches, until it is forgotten.
@@ -253,7 +275,9 @@ def check_request(request: ProducerRequest, num_servers: int, client: Hashable) 
         ProtocolError: Nothing was started.
     """
     request.servers.check(num_servers, "servers that take part")
-    request.client_ranks.check(MOST_RANKS, "compute ranks that share a producer")
+    scope = scope_of(client)
+    num_ranks = scope.world_size if isinstance(scope, JobId) else MOST_RANKS
+    request.client_ranks.check(num_ranks, "compute ranks that share a producer")
     if request.source_options.producers_cache is not None:
         raise ProtocolError("rows are cached where batches are taken, not on storage servers")
     shard = 0 if request.shard is None else request.shard

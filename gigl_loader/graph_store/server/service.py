@@ -39,6 +39,7 @@ from gigl_loader.graph_store.server.producer_table import (
 )
 from gigl_loader.graph_store.server.shared_producer import THIS_PROCESS, Clients, SharedProducer
 from gigl_loader.graph_store.wire.membership import MOST_RANKS
+from gigl_loader.graph_store.wire.producer_terms import terms_of
 from gigl_loader.graph_store.wire.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
 from gigl_loader.graph_store.wire.signatures import DistServer
 from gigl_loader.runtime.glt_classes import (
@@ -159,6 +160,7 @@ class StorageService(PartitionAnswers, DistServer):
             worker_options.worker_key,
             _name_of(request),
             self._taking_part(request),
+            terms_of(sampler_input, sampling_config, sampler_options, request),
         )
         if not is_first:
             # to join the others, to start the workers and to connect them: each usually takes at

@@ -269,6 +269,7 @@ class Endpoint(Presence):
             # before the listener ends, so that members that leave from here on are not freed one by
             # one (`_note_departure`)
             sessions = list(self._attendance.members)
+            self._asked_again.notify_all()
         self.over.set()
         if end is EndReason.JOB_OVER:
             self._let_servers_hear()

@@ -1,10 +1,11 @@
 """Members of a cluster: how they join, what they hear, and how long they wait for each other."""
 
+import hashlib
 import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gigl_loader.dataset.identity import GraphIdentity
@@ -58,10 +59,29 @@ class Join:
     """Its listener's incarnation, which differs from that of an earlier server of its rank."""
     process: str = ""
     """Random, and sent to storage servers only: identifies a process that comes again."""
+    secret: bytes = field(default=b"", repr=False)
+    """Secret of the client's job, from server 0's news: shows that it was there at the start."""
     cluster: str = ""
     """Identity of the process's storage cluster; empty: server 0 will tell it."""
     graph: GraphIdentity | None = None
     """Graph of a storage server, or the one that a client's job reads; None: server 0 tells it."""
+
+
+@dataclass(frozen=True)
+class BookedJob:
+    """A job as it began, as servers tell each other."""
+
+    number: int
+    name: str
+    world_size: int
+    """Number of its compute processes."""
+    proof: bytes
+    """`proof_of` its secret: who is told this cannot act as one of its processes."""
+
+
+def proof_of(secret: bytes) -> bytes:
+    """Return what a server compares with, in place of a job's secret."""
+    return hashlib.sha256(secret).digest()
 
 
 def check_job_name(name: str) -> None:
@@ -154,6 +174,10 @@ class News:
     """Number of changes so far."""
     job: int | None = None
     """The process's job, once all its members are here."""
+    secret: bytes = field(default=b"", repr=False)
+    """Secret of the process's job."""
+    jobs: tuple[BookedJob, ...] = ()
+    """The jobs that run; told to storage servers only."""
     addresses: Addresses = NOWHERE
     """Addresses of all storage servers, once the job runs; unknown ones have port 0."""
     server: int = 0

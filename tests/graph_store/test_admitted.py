@@ -1,0 +1,200 @@
+"""What a process that is let in cannot do to the jobs of others, and to the servers."""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
+from gigl_loader.errors import ConfigError, PeerError, ProtocolError
+from gigl_loader.graph_store.client.connection import ServerConnection
+from gigl_loader.graph_store.server import presence
+from gigl_loader.graph_store.wire.membership import Join, Role, WaitReport
+from gigl_loader.graph_store.wire.requests import ProducerRequest, Runs
+from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.runtime.transport import Security
+from gigl_loader.sampler.options import KHopNeighborSamplerOptions, SourceOptions
+from gigl_loader.testing import wait_until
+from tests.graph_store.in_process import joined, storage
+from tests.graph_store.store_cluster import HOST, compute, info_of, processes, serve
+from tests.support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+
+TYPE = "default_homogeneous_node_type"
+LIMIT_S = 120.0
+
+
+def _member(rank: int, world_size: int, name: str = "victim", **more: Any) -> Join:
+    return Join(
+        role=Role.CLIENT,
+        rank=rank,
+        num_servers=1,
+        world_size=world_size,
+        job_name=name,
+        process=f"stranger {rank}",
+        **more,
+    )
+
+
+@contextmanager
+def _connection(address: tuple[str, int], join: Join) -> Iterator[ServerConnection]:
+    """Give a connection of a process that says ``join``, once it is let in."""
+    security, session = Security.resolve(), f"session of {join.process}"
+    made = ServerConnection(0, address, security, "stranger", session, 10.0, join)
+    try:
+        made.meet(60.0)
+        deadline = time.monotonic() + 60.0
+        waits = WaitReport("stranger", deadline)
+        made.wait_until_in(lambda news: news.job is not None, deadline, 60.0, waits)
+        yield made
+    finally:
+        made.close()
+
+
+def _arguments(connection: ServerConnection, seeds: torch.Tensor, key: str) -> dict[str, Any]:
+    """Return the arguments of a producer of ``seeds`` under a worker key."""
+    schema = connection.call("get_schema").result(60)
+    return {
+        "sampler_input": NodeSamplerInput(seeds, TYPE),
+        "sampling_config": BaseDistLoader.create_sampling_config([2, 2], schema, 2, seed=1),
+        "worker_options": RemoteDistSamplingWorkerOptions(
+            server_rank=[0],
+            num_workers=1,
+            worker_concurrency=4,
+            master_addr=HOST,
+            master_port=1,
+            worker_key=key,
+        ),
+        "sampler_options": None,
+    }
+
+
+# --- a job's secret, its ranks and its producers --------------------------------------------------
+
+
+def _is_joined_by_a_stranger(info: GraphStoreInfo, rank: int, folder: str) -> None:
+    """Train with one loader, and with a second one when the stranger has done what it can."""
+    dataset = RemoteDistDataset(info, rank)
+    seeds = dataset.fetch_node_ids()
+    (own,) = seeds.values()
+
+    def epoch() -> list[int]:
+        with DistNeighborLoader(dataset, [3, 2], seeds, batch_size=4, seed=7) as loader:
+            return [int(node) for batch in loader for node in batch.n_id[: batch.batch_size]]
+
+    assert sorted(epoch()) == sorted(own.tolist())
+    (Path(folder) / "trains").touch()
+    wait_until((Path(folder) / "the stranger is done").exists, "the stranger", LIMIT_S)
+    assert sorted(epoch()) == sorted(own.tolist())
+
+
+def _joins_a_job_of_another(info: GraphStoreInfo, folder: str) -> None:
+    address = (HOST, info.rpc_master_port)
+    try:
+        with _connection(address, _member(50, 100, job=0)) as connection:
+            connection.call(
+                "create_sampling_producer",
+                **_arguments(connection, torch.arange(3), "DistNeighborLoader 1 rank 0"),
+                request=ProducerRequest(
+                    source_options=SourceOptions(seed=1), client_ranks=Runs.of([0, 50])
+                ),
+            ).result(60)
+    except ConfigError as error:
+        (Path(folder) / "refused").write_text(str(error))
+    (Path(folder) / "the stranger is done").touch()
+    wait_until((Path(folder) / "over").exists, "the victim", LIMIT_S)
+
+
+def test_a_stranger_adds_no_batch_to_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: a second loader trained on the stranger's seeds, without a word."""
+    monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", "of those who are let in")
+    info, folder = info_of(1, 1), tmp_path / "told"
+    folder.mkdir()
+    with processes(tmp_path) as started:
+        started.start(serve, info, 0, None)
+        run = partial(compute, job="victim")
+        victim = started.start(run, info, 0, _is_joined_by_a_stranger, str(folder), name="victim")
+        wait_until((folder / "trains").exists, "the victim trains", LIMIT_S)
+        stranger = started.start(_joins_a_job_of_another, info, str(folder))
+        started.join([victim])
+        (folder / "over").touch()
+        started.join([stranger])
+    assert "compute process 50 says that it has 100" in (folder / "refused").read_text()
+
+
+def test_every_server_knows_who_is_of_a_job() -> None:
+    """Servers other than 0 have it from server 0; a process that was there comes back."""
+    with storage(2) as endpoints, joined(endpoints[0].address, 2) as cluster:
+        for endpoint in endpoints:
+            for join, why in (
+                (_member(0, 1, "train"), "does not know its secret"),
+                (_member(0, 1, "train", secret=b"a guess of it..."), "does not know its secret"),
+                (_member(1, 2, "train"), "says that it has 2"),
+                (_member(0, 1, "other"), "says 'other'"),
+            ):
+                join = replace(join, job=cluster.job, num_servers=2, process=cluster._join.process)
+                with (
+                    pytest.raises(ConfigError, match=f"job 0 .*compute process {join.rank} {why}"),
+                    _connection(endpoint.address, join),
+                ):
+                    pass
+        own = cluster._join
+        assert len(own.secret) == 16
+        assert str(own.secret) not in repr(own), "no log has it"
+        again = cluster.connection(1).reconnected(endpoints[1].address)
+        with closing(again):
+            again.enter(own, time.monotonic() + 60.0, WaitReport("rank 0", math.inf))
+            wait_until(lambda: again.news.number > 0, "it is let in")
+
+
+def test_a_process_of_a_job_that_server_0_has_not_told_is_not_let_in(
+    constants: Callable[..., None],
+) -> None:
+    constants(presence, _LEARN_S=0.05)
+    with storage(2) as (_, one), joined(_.address, 2):
+        join = replace(_member(0, 1, "of nobody", job=7), num_servers=2)
+        with (
+            pytest.raises(PeerError, match=r"server 1 has not heard of job 7 \('of nobody'\)"),
+            _connection(one.address, join),
+        ):
+            pass
+
+
+def test_a_key_has_one_input_and_one_set_of_ranks_on_every_server() -> None:
+    with storage(2) as endpoints, joined(endpoints[0].address, 2) as cluster:
+        arguments = _arguments(cluster.connection(0), torch.arange(8), "a key")
+        first = ProducerRequest(source_options=SourceOptions(seed=1), request_id="first")
+        other, config = replace(first, request_id="other"), copy.copy(arguments["sampling_config"])
+        config.batch_size = 3
+
+        def make(rank: int, **changes: Any) -> Any:
+            more = {**arguments, **changes}
+            return cluster.connection(rank).call("create_sampling_producer", **more)
+
+        made = [make(rank, request=first) for rank in (0, 1)]
+        for rank, number in enumerate([one.result(60) for one in made]):
+            assert make(rank, request=other).result(60) == number
+            for request in (first, other, replace(other, request_id="third")):
+                options = SourceOptions(seed=2)
+                for changes, what in (
+                    ({"sampler_input": NodeSamplerInput(torch.arange(9), TYPE)}, "input"),
+                    ({"sampling_config": config}, "sampling config"),
+                    ({"sampler_options": KHopNeighborSamplerOptions([1, 1])}, "sampler options"),
+                    ({"request": replace(request, source_options=options)}, "options"),
+                    ({"request": replace(request, client_ranks=Runs.of([0]))}, "compute ranks"),
+                ):
+                    words = rf"server {rank}: .* 'a key' was requested first with .*: {what}\."
+                    with pytest.raises(ConfigError, match=words):
+                        make(rank, **{"request": request, **changes}).result(60)
+            more = replace(other, client_ranks=Runs.of([0, 50]))
+            with pytest.raises(ProtocolError, match=r"ranks that share .* in \[0, 1\)"):
+                make(rank, request=more).result(60)
