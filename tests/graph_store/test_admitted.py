@@ -2,6 +2,7 @@
 
 import copy
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -17,13 +18,13 @@ from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader.errors import ConfigError, PeerError, ProtocolError
 from gigl_loader.graph_store.client.connection import ServerConnection
 from gigl_loader.graph_store.server import presence
-from gigl_loader.graph_store.wire.membership import Join, Role, WaitReport
+from gigl_loader.graph_store.wire.membership import Join, News, Role, WaitReport, Watch
 from gigl_loader.graph_store.wire.requests import ProducerRequest, Runs
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.runtime.transport import Security
+from gigl_loader.runtime.transport import Caller, Security
 from gigl_loader.sampler.options import KHopNeighborSamplerOptions, SourceOptions
 from gigl_loader.testing import wait_until
-from tests.graph_store.in_process import joined, storage
+from tests.graph_store.in_process import SECURITY, joined, storage
 from tests.graph_store.store_cluster import HOST, compute, info_of, processes, serve
 from tests.support.glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 
@@ -34,21 +35,14 @@ LIMIT_S = 120.0
 
 
 def _member(rank: int, world_size: int, name: str = "victim", **more: Any) -> Join:
-    return Join(
-        role=Role.CLIENT,
-        rank=rank,
-        num_servers=1,
-        world_size=world_size,
-        job_name=name,
-        process=f"stranger {rank}",
-        **more,
-    )
+    said: dict[str, Any] = {"role": Role.CLIENT, "num_servers": 1, "job_name": name, **more}
+    return Join(rank=rank, world_size=world_size, process=f"stranger {rank}", **said)
 
 
 @contextmanager
 def _connection(address: tuple[str, int], join: Join) -> Iterator[ServerConnection]:
     """Give a connection of a process that says ``join``, once it is let in."""
-    security, session = Security.resolve(), f"session of {join.process}"
+    security, session = Security.resolve(), secrets.token_hex(16)
     made = ServerConnection(0, address, security, "stranger", session, 10.0, join)
     try:
         made.meet(60.0)
@@ -198,3 +192,55 @@ def test_a_key_has_one_input_and_one_set_of_ranks_on_every_server() -> None:
             more = replace(other, client_ranks=Runs.of([0, 50]))
             with pytest.raises(ProtocolError, match=r"ranks that share .* in \[0, 1\)"):
                 make(rank, request=more).result(60)
+
+
+# --- what it counts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize(
+    "claim", [{"job": 2**64 - 1}, {"job": -2}, {"jobs_served": 2**64 - 1}, {"jobs_served": -1}]
+)
+def test_a_count_that_cannot_be_is_refused_by_name(role: Role, claim: dict[str, int]) -> None:
+    """Seen: every later job failed with "can't serialize ints", and `status` with it."""
+    (field,) = claim
+    join = _member(0, 1, "other", role=role, **claim)
+    with (
+        storage() as (endpoint,),
+        joined(endpoint.address) as cluster,
+        Caller(*endpoint.address, SECURITY, "stranger") as caller,
+    ):
+        with pytest.raises(ProtocolError, match=rf"not a Watch: .* `\$\.join\.{field}`"):
+            caller.ask("watch", Watch(join, 0), News).wait(60)
+        with joined(endpoint.address, job_name="later") as later:
+            assert (cluster.job, later.job) == (0, 1)
+        assert "train" in cluster.connection(0).call("status").result(60)["jobs"]
+
+
+def test_a_count_of_another_process_ends_no_job() -> None:
+    """Seen: a server of five jobs ended under the first one, which it had not served yet."""
+    with storage(num_jobs=2) as (endpoint,), joined(endpoint.address) as cluster:
+        claim: dict[str, Any] = {"job": 2**40, "jobs_served": 10**9}
+        with _connection(endpoint.address, _member(0, 1, "stranger", **claim)):
+            pass
+        wait_until(lambda: endpoint.jobs_served == 1, "the stranger has left")
+        assert cluster.connection(0).call("ping").result(60) > 0
+        with _connection(endpoint.address, _member(0, 1, "stranger", job=7)):
+            pass
+        wait_until(lambda: endpoint.jobs_served == 2, "and once more: these are two jobs")
+        assert cluster.connection(0).call("ping").result(60) > 0
+        assert not endpoint.over.is_set()
+        cluster.close()
+        assert endpoint.over.wait(60), "the last one of its jobs is over"
+
+
+def test_a_server_that_was_started_again_learns_of_no_end_from_others() -> None:
+    """It serves at least one more job; later ones have numbers that travel."""
+    with storage(num_jobs=5) as (endpoint,):
+        claim: dict[str, Any] = {"job": 2**40, "jobs_served": 10**9}
+        with (
+            _connection(endpoint.address, _member(0, 1, "stranger", **claim)),
+            joined(endpoint.address) as cluster,
+        ):
+            assert cluster.job == 2**40 + 1
+            assert endpoint.jobs_served == 4

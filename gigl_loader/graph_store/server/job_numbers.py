@@ -9,7 +9,7 @@ import secrets
 from typing import Any
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.graph_store.wire.membership import BookedJob, Join, proof_of
+from gigl_loader.graph_store.wire.membership import MOST_COUNTED, BookedJob, Join, proof_of
 
 _MOST_REMEMBERED = 10_000
 """Most jobs that are over to remember, about 1 MB of them."""
@@ -18,9 +18,14 @@ _MOST_STOPPED = 100
 
 
 class JobNumbers:
-    """Numbers of the cluster's jobs; no number is used twice."""
+    """Numbers of the cluster's jobs; no number is used twice.
 
-    def __init__(self) -> None:
+    Args:
+        num_jobs: Number of jobs to serve; None: no limit.
+    """
+
+    def __init__(self, num_jobs: int | None = None) -> None:
+        self._num_jobs, self._has_counted = num_jobs, False
         self.latest = -1
         """The latest number in use, or that was; a restarted server has given out none."""
         self.served = 0
@@ -39,6 +44,7 @@ class JobNumbers:
     def give_next(self, name: str, world_size: int) -> tuple[int, bytes]:
         """Return number and secret of a job of this name that begins."""
         self._given_up.pop(name, None)  # this one takes its place
+        self._has_counted = True
         self.latest, secret = self.latest + 1, secrets.token_bytes(16)
         self.book(BookedJob(self.latest, name, world_size, proof_of(secret)))
         return self.latest, secret
@@ -88,11 +94,21 @@ class JobNumbers:
 
     def mark_used(self, number: int | None) -> None:
         """Note a number that another process knows; None: it knows none."""
-        self.latest = max(self.latest, -1 if number is None else number)
+        if number is not None and number <= MOST_COUNTED:
+            self.latest = max(self.latest, number)
 
     def learn_served(self, count: int) -> None:
         """Note how many jobs are over, as far as another process knows."""
-        self.served = max(self.served, count)
+        # only a server that was started again has something to learn; and whoever says it was not
+        # the last one's end
+        if not self._has_counted:
+            most = MOST_COUNTED if self._num_jobs is None else self._num_jobs - 1
+            self.served = max(self.served, min(count, most))
+
+    @property
+    def are_all_served(self) -> bool:
+        """Whether as many jobs are over as are to be served."""
+        return self._num_jobs is not None and self.served >= self._num_jobs
 
     def end(self, name: str, number: int, *, given_up: bool) -> None:
         """Note that a job is over; ``given_up``: its clients ended without a goodbye."""
@@ -103,7 +119,7 @@ class JobNumbers:
         _forget_oldest(self._over)
         _forget_oldest(self._given_up)
         _forget_oldest(self._ended)
-        self.served += 1
+        self.served, self._has_counted = self.served + 1, True
 
     def is_over(self, number: int) -> bool:
         """Return whether a job of that number has ended here."""

@@ -51,7 +51,7 @@ class Settled:
     ended: tuple[EndedJob, ...] = ()
     begun: tuple[BegunJob, ...] = ()
     was_last: bool = False
-    """Whether the last job that is to be served has ended: none begins after it."""
+    """Whether the last job has ended: as many are over as are to be served, and none runs."""
 
 
 class JobRules:
@@ -63,11 +63,10 @@ class JobRules:
     Args:
         numbers: The numbers of jobs, as this server knows them.
         max_jobs: Most jobs that are served at a time.
-        num_jobs: Number of jobs to serve; None: no limit.
     """
 
-    def __init__(self, numbers: JobNumbers, max_jobs: int, num_jobs: int | None = None) -> None:
-        self._numbers, self._max_jobs, self._num_jobs = numbers, max_jobs, num_jobs
+    def __init__(self, numbers: JobNumbers, max_jobs: int) -> None:
+        self._numbers, self._max_jobs = numbers, max_jobs
         self._books: dict[str, JobBook] = {}
         self._places = itertools.count()
 
@@ -162,11 +161,10 @@ class JobRules:
         """
         over = [book for book in self._books.values() if book.is_over(now)]
         ended = tuple(self._end(book) for book in over)
-        was_last = (
-            bool(ended) and self._num_jobs is not None and self._numbers.served >= self._num_jobs
-        )
-        begun = tuple(self._begin()) if may_begin and not was_last else ()
-        return Settled(ended, begun, was_last)
+        enough = self._numbers.are_all_served
+        begun = tuple(self._begin()) if may_begin and not enough else ()
+        # a job that runs beside the last one goes on to its end
+        return Settled(ended, begun, bool(ended) and enough and self.num_running == 0)
 
     def _end(self, book: JobBook) -> EndedJob:
         assert book.running is not None, "it is over"

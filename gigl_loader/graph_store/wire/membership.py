@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Annotated
+
+import msgspec
 
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.errors import ConfigError, GiglLoaderError
@@ -21,6 +24,13 @@ _LONGEST_NAME = 100
 """Most characters of a job's name."""
 MAX_JOBS = 16
 """Default number of jobs that a storage cluster serves at a time."""
+
+
+MOST_COUNTED = 1 << 40
+"""Largest number or count of jobs that a server takes from another process. Messages carry twice
+that: jobs that begin after it still have numbers that travel."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2 * MOST_COUNTED)]
+_Number = Annotated[int, msgspec.Meta(ge=-1, le=2 * MOST_COUNTED)]
 
 
 def check_max_jobs(max_jobs: int) -> None:
@@ -48,10 +58,10 @@ class Join:
     """Number of compute processes in the job; the first one to come sets it for all."""
     job_name: str = ""
     """Name of the client's job, the same on all its processes; see `check_job_name`."""
-    job: int | None = None
+    job: _Number | None = None
     """Number of the client's job; None: server 0 will tell it. For a storage server: the latest job
     that it knows; -1: none."""
-    jobs_served: int = 0
+    jobs_served: _Count = 0
     """Number of jobs that are over, as far as this process knows."""
     address: tuple[str, int] | None = None
     """Host and port on which a storage server listens."""
