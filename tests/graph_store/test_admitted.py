@@ -18,8 +18,9 @@ from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader.errors import ConfigError, PeerError, ProtocolError
 from gigl_loader.graph_store.client.connection import ServerConnection
 from gigl_loader.graph_store.server import presence
+from gigl_loader.graph_store.server.rendezvous_host import Publish
 from gigl_loader.graph_store.wire.membership import Join, News, Role, WaitReport, Watch
-from gigl_loader.graph_store.wire.requests import ProducerRequest, Runs
+from gigl_loader.graph_store.wire.requests import Nothing, ProducerRequest, Runs
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.runtime.transport import Caller, Security
 from gigl_loader.sampler.options import KHopNeighborSamplerOptions, SourceOptions
@@ -244,3 +245,27 @@ def test_a_server_that_was_started_again_learns_of_no_end_from_others() -> None:
         ):
             assert cluster.job == 2**40 + 1
             assert endpoint.jobs_served == 4
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_values_at_a_rendezvous_are_of_storage_servers_alone() -> None:
+    """Seen: 400 values of 0.9 MB stayed in the server when their sender had left."""
+    with storage(2) as endpoints, joined(endpoints[0].address, 2) as cluster:
+        cluster.connection(1).call("ping").result(60)
+        of_one = endpoints[1]._process
+        for endpoint in endpoints:
+            for session in (secrets.token_hex(16), cluster._session):
+                with Caller(*endpoint.address, SECURITY, "stranger", session=session) as caller:
+                    for rank in (0, 1):
+                        words = "stranger came to a rendezvous .*, and is none of them"
+                        value = Publish("a name", rank, "key", bytes(900_000), Runs.of([0, 1]))
+                        with pytest.raises(ProtocolError, match=words):
+                            caller.ask("publish", value, Nothing).wait(60)
+            assert endpoint._rendezvous._by_name == {}
+        with Caller(*endpoints[0].address, SECURITY, "server 1", session=of_one) as caller:
+            value = Publish("a name", 1, "key", b"value", Runs.of([0, 1]))
+            caller.ask("publish", value, Nothing).wait(60)
+            with pytest.raises(ProtocolError, match="or another one"):
+                caller.ask("publish", replace(value, rank=0), Nothing).wait(60)

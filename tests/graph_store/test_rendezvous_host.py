@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
+from gigl_loader.errors import PeerError, PeerTimeoutError, ProtocolError, UsageError
+from gigl_loader.graph_store.server import rendezvous_host
 from gigl_loader.graph_store.server.rendezvous_host import (
     Gather,
     Gathered,
@@ -258,3 +259,22 @@ def test_a_host_that_is_gone_keeps_nobody_from_leaving() -> None:
         one.publish("key", b"")
     one.fail("words that nobody hears")
     one.close()
+
+
+def test_values_of_one_server_are_bounded_and_go_with_it(constants: Any) -> None:
+    constants(rendezvous_host, _MOST_BYTES=10, _MOST_MEETINGS=2)
+    table = RendezvousTable(8)
+    table.publish(_publish(0, b"12345"))
+    table.publish(_publish(0, b"12345"))
+    table.publish(_publish(0, b"12345", key="other"))
+    table.publish(_publish(1, b"123456789"))
+    with pytest.raises(ProtocolError, match=r"server 1 may keep 10 bytes .* came with 1 "):
+        table.publish(_publish(0, b"1", name="b"))
+    table.publish(_publish(1, b"1", name="b"))
+    with pytest.raises(ProtocolError, match="2 rendezvous are under way"):
+        table.publish(_publish(1, b"", name="c"))
+    for rank in (1, 2):
+        table.leave(_leave(rank))
+    table.fail_all("server 1 is lost", 1)
+    assert [*table._by_name] == ["b"], "the others had left"
+    table.publish(_publish(0, b"1234567890", name="b"))

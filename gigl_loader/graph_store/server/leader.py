@@ -87,7 +87,12 @@ class LeaderLink:
         self.caller = self.dial()
         """Caller whose connection shows server 0 that this server is here."""
 
-    def dial(self, address: tuple[str, int] | None = None, incarnation: int = 0) -> Caller:
+    def dial(
+        self,
+        address: tuple[str, int] | None = None,
+        incarnation: int = 0,
+        session: str | None = None,
+    ) -> Caller:
         """Return a new caller of server 0, or of the server at ``address``; see `Caller`."""
         host, port = address or self._target
         what = _NAME if address is None else f"the storage server at {host}:{port}"
@@ -99,6 +104,7 @@ class LeaderLink:
             patience_s=self._patience_s,
             what=what,
             incarnation=incarnation,
+            session=session,
         )
 
     def renew(self, deadline: float) -> None:

@@ -34,6 +34,7 @@ from gigl_loader.graph_store.wire.membership import (
     Watch,
     check_join,
     check_same,
+    proof_of,
     stopped_text,
 )
 from gigl_loader.graph_store.wire.requests import Addresses, Runs
@@ -103,6 +104,8 @@ class Presence:
         self._refused = RefusedJoins()
         self._sender = BatchSender(server)
         self._rendezvous = RendezvousTable(server.num_servers)
+        self._servers_told: dict[int, bytes] = {}
+        """What server 0 told of the other servers; see `News.servers`."""
         self.error: ServerDiedError | None = None
         """Why serving ended early."""
         self._error_time = 0.0
@@ -175,6 +178,20 @@ class Presence:
         """Return whether this server cannot know how a client's job began."""
         known = join.role is not Role.CLIENT or join.job is None or self._numbers.booked(join.job)
         return self.server.server_rank != 0 and not known
+
+    def _server_of(self, peer: Peer) -> int | None:
+        """Return which storage server meets others here; None: the peer is none.
+
+        Its session there is its ``Join.process``, which only storage servers are told.
+        """
+        proof = proof_of(peer.session.encode())
+        with self._lock:
+            known = self._servers_told or self._proofs_of_servers()
+        return next((rank for rank, one in known.items() if one == proof), None)
+
+    def _proofs_of_servers(self) -> dict[int, bytes]:
+        here = self._attendance.servers.items()
+        return {rank: proof_of(server.join.process.encode()) for rank, server in here}
 
     def _let_servers_hear(self) -> None:
         """Wait until the other servers know the last news, as a goodbye may overtake them."""
@@ -327,9 +344,11 @@ class Presence:
             "cluster": self.cluster,
             "graph": self.graph,
         }
+        jobs = tuple(self._numbers.running.values())
+        servers = self._proofs_of_servers()
         for member in members or self._attendance.members.values():
             if member.join.role is Role.SERVER:
-                member.tell(jobs=tuple(self._numbers.running.values()), **about)
+                member.tell(jobs=jobs, servers=servers, **about)
             elif member.job is not None:
                 member.tell(job=member.job, secret=member.secret, **about)
 
@@ -570,6 +589,8 @@ class Presence:
             self._belong(news.cluster)
         with self._asked_again:
             self._numbers.learn_running(news.jobs)
+            # a restarted server 0 sends none until it knows all
+            self._servers_told = news.servers or self._servers_told
             self._asked_again.notify_all()
             fresh = self._numbers.learn_stopped(news.stopped)
             members = [m for m in self._attendance.members.values() if m.job in fresh]

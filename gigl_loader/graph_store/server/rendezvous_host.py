@@ -6,6 +6,7 @@ request that creates it. Every call may be repeated.
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.graph_store.wire.requests import NOBODY, Nothing, Runs
-from gigl_loader.runtime.transport import Caller, Method
+from gigl_loader.runtime.transport import Caller, Method, Peer
 from gigl_loader.sources.workers.rendezvous import Rendezvous
 
 T = TypeVar("T")
@@ -29,6 +30,8 @@ _LEAVE_S = 5.0
 should still learn of a failure, for which the other servers wait."""
 _ANSWER_S = 10.0
 """Longest wait for the host to store a value, which it does at once."""
+_MOST_BYTES, _MOST_MEETINGS = 1 << 30, 1 << 14
+"""Most bytes of values that one server may have here, and most rendezvous at a time."""
 
 
 @dataclass(frozen=True)
@@ -98,24 +101,55 @@ class RendezvousTable:
         # threads of a connection or of a producer
         self._lock = threading.Lock()
         self._by_name: dict[str, _Rendezvous] = {}
+        self._nbytes: Counter[int] = Counter()
+        """Bytes of values by server."""
 
-    def methods(self) -> dict[str, Method]:
-        """Return the methods for other servers, for a listener's table."""
+    def methods(self, server_of: Callable[[Peer], int | None]) -> dict[str, Method]:
+        """Return the methods for other servers, for a listener's table.
+
+        Args:
+            server_of: Returns the rank of the storage server that a peer is; None: it is none.
+        """
+
+        def of_servers(handle: Callable[[Any], Any]) -> Callable[[Any, Peer], Any]:
+            def checked(request: Any, peer: Peer) -> Any:
+                server = server_of(peer)
+                named = getattr(request, "rank", None)
+                # of those who meet; what is out of range is refused by `_check`
+                at = request.servers.index(server) if server in request.servers else None
+                if at is None or named not in (at, None):
+                    raise ProtocolError(
+                        f"{peer.name} came to a rendezvous of storage servers "
+                        f"{request.servers.ranges}, and is none of them, or another one"
+                    )
+                return handle(request)
+
+            return checked
+
         return {
-            "publish": Method(Publish, Nothing, lambda request, _: self.publish(request)),
-            "gather": Method(Gather, Gathered, lambda request, _: self.gather(request)),
-            "leave": Method(Leave, Nothing, lambda request, _: self.leave(request)),
+            "publish": Method(Publish, Nothing, of_servers(self.publish)),
+            "gather": Method(Gather, Gathered, of_servers(self.gather)),
+            "leave": Method(Leave, Nothing, of_servers(self.leave)),
         }
 
     def publish(self, request: Publish) -> Nothing:
         """Store a server's value of a key."""
         self._check(request.servers, request.rank)
         with self._lock:
-            rendezvous = self._by_name.setdefault(request.name, _Rendezvous())
+            rendezvous = self._meeting(request.name)
             # for `fail_all`; each request has it, since any of them may come first
             rendezvous.servers = request.servers
             # the value is the same if the request is repeated after a lost connection
-            rendezvous.values.setdefault(request.key, {})[request.rank] = request.value
+            values = rendezvous.values.setdefault(request.key, {})
+            more = len(request.value) - len(values.get(request.rank, b""))
+            server = request.servers[request.rank]
+            if self._nbytes[server] + more > _MOST_BYTES:
+                raise ProtocolError(
+                    f"storage server {server} may keep {_MOST_BYTES} bytes at rendezvous here, and "
+                    f"has {self._nbytes[server]} and came with {more} more"
+                )
+            self._nbytes[server] += more
+            values[request.rank] = request.value
             self._serve(rendezvous, request.key)
         return Nothing()
 
@@ -125,7 +159,7 @@ class RendezvousTable:
         request.ranks.check(len(request.servers), "those who are waited for")
         future: Future[Gathered] = Future()
         with self._lock:
-            rendezvous = self._by_name.setdefault(request.name, _Rendezvous())
+            rendezvous = self._meeting(request.name)
             rendezvous.servers = request.servers
             rendezvous.waiting.setdefault(request.key, []).append((request, future))
             self._serve(rendezvous, request.key)
@@ -143,7 +177,7 @@ class RendezvousTable:
         """Remove a server; its failure, if any, ends the waits of all."""
         self._check(request.servers, request.rank)
         with self._lock:
-            rendezvous = self._by_name.setdefault(request.name, _Rendezvous())
+            rendezvous = self._meeting(request.name)
             # a set, since a rank may leave twice
             rendezvous.left.add(request.rank)
             if request.failure is not None and rendezvous.failure is None:
@@ -153,8 +187,19 @@ class RendezvousTable:
             # no more requests come, and a server of many jobs must not keep each producer's
             # values
             if len(rendezvous.left) >= len(request.servers):
-                del self._by_name[request.name]
+                self._forget(request.name)
         return Nothing()
+
+    def _meeting(self, name: str) -> _Rendezvous:
+        if name not in self._by_name and len(self._by_name) >= _MOST_MEETINGS:
+            raise ProtocolError(f"{_MOST_MEETINGS} rendezvous are under way here, the most")
+        return self._by_name.setdefault(name, _Rendezvous())
+
+    def _forget(self, name: str) -> None:
+        rendezvous = self._by_name.pop(name)
+        for values in rendezvous.values.values():
+            for rank, value in values.items():
+                self._nbytes[rendezvous.servers[rank]] -= len(value)
 
     def _check(self, servers: Runs, rank: int = 0) -> None:
         servers.check(self._num_servers, "storage servers that meet")
@@ -164,11 +209,16 @@ class RendezvousTable:
     def fail_all(self, why: str, server: int | None = None) -> None:
         """End all waits for a lost server; None: all waits."""
         with self._lock:
-            for rendezvous in self._by_name.values():
+            for name, rendezvous in list(self._by_name.items()):
                 # others may be starting a producer without the lost server
                 if server is None or server in rendezvous.servers:
                     rendezvous.failure = rendezvous.failure or why
                     self._serve_all(rendezvous)
+                # it does not leave by itself, and the others' rendezvous would be kept for it
+                if server is not None and server in rendezvous.servers:
+                    rendezvous.left.add(rendezvous.servers.index(server))
+                    if len(rendezvous.left) >= len(rendezvous.servers):
+                        self._forget(name)
 
     def _serve_all(self, rendezvous: _Rendezvous) -> None:
         for key in list(rendezvous.waiting):

@@ -117,7 +117,7 @@ class Endpoint(Presence):
             "watch": Method(Watch, News, self._watch),
             "fetch": Method(FetchRequest, FetchAnswer, self._fetch),
             "give_back": Method(GiveBack, Nothing, self._sender.give_back),
-            **self._rendezvous.methods(),
+            **self._rendezvous.methods(self._server_of),
             **{
                 name: Method(call.request, call.response, partial(self._call, call))
                 for name, call in CALLS.items()
@@ -141,7 +141,8 @@ class Endpoint(Presence):
         address = known[host] if host > 0 and known else None
         if host > 0 and (address is None or not address[1]):
             raise PeerError(f"storage server {rank} does not know where storage server {host} is")
-        dial = partial(self._leader.dial, address)
+        # by this session the host knows this server: see `_server_of`
+        dial = partial(self._leader.dial, address, session=self._process)
         return ServerRendezvous(name, rank, servers, timeout_s, dial=dial)
 
     # -- requests ---------------------------------------------------------------------------------

@@ -188,6 +188,8 @@ class News:
     """Secret of the process's job."""
     jobs: tuple[BookedJob, ...] = ()
     """The jobs that run; told to storage servers only."""
+    servers: dict[int, bytes] = field(default_factory=dict)
+    """`proof_of` the ``Join.process`` of the other storage servers; told to these only."""
     addresses: Addresses = NOWHERE
     """Addresses of all storage servers, once the job runs; unknown ones have port 0."""
     server: int = 0
