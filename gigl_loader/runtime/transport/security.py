@@ -160,7 +160,8 @@ class Security:
         if self.mode is not Mode.TOKEN:
             return b""
         bound = role + nonces + hashlib.sha256(certificate).digest()
-        return hmac.digest(self.token.encode(), bound, hashlib.sha256)
+        # a digest, as HMAC fills a short key with NUL: a token that ends in one would be equal
+        return hmac.digest(hashlib.sha256(self.token.encode()).digest(), bound, hashlib.sha256)
 
     # --- TLS ----------------------------------------------------------------------------------
 

@@ -116,3 +116,9 @@ def test_proofs_differ_by_role_nonce_certificate_and_token() -> None:
     assert len(proofs) == 5
     for mode in (Mode.USER, Mode.INSECURE, Mode.CERTIFICATES):
         assert Security(mode, TOKEN).proof(b"caller", b"n", b"c") == b"", "only inside of TLS"
+
+
+def test_a_token_that_ends_in_nul_is_another_one() -> None:
+    """HMAC fills a short key with NUL."""
+    proofs = {Security(Mode.TOKEN, token).proof(b"", b"", b"") for token in ("a", "a\0", "a\0\0")}
+    assert len(proofs) == 3
