@@ -23,7 +23,8 @@ class ThreadProducer:
 
     def __init__(self, data, seeds, batch_size):
         self.data, self.seeds, self.batch_size = data, seeds, batch_size
-        self.messages, self.output_channel = queue.Queue(maxsize=4), self
+        self.messages: queue.Queue = queue.Queue(maxsize=4)
+        self.output_channel = self
         self.recv = self.messages.get
 
     def init(self):
