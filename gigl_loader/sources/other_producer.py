@@ -19,7 +19,6 @@ import inspect
 import logging
 import math
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -37,6 +36,7 @@ from gigl_loader.errors import (
     WorkerDiedError,
 )
 from gigl_loader.runtime.glt_classes import SamplingConfig
+from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sources.staggered_start import WorkerTurns
 
@@ -251,8 +251,11 @@ class ProducerSource:
         # A `recv` without a timeout waits in a thread, which the next call looks at again.
         if self._awaited is None:
             self._awaited = queue.SimpleQueue()
-            threading.Thread(
-                target=_receive, args=(self.channel.recv, self._awaited), daemon=True
+            new_thread(
+                target=_receive,
+                args=(self.channel.recv, self._awaited),
+                name=f"messages of {self.name}",
+                on_death=nothing_hangs_on_it,  # what it raises is handed over
             ).start()
         message, error = self._awaited.get(timeout=timeout_s)
         self._awaited = None

@@ -82,7 +82,7 @@ def test_a_copy_is_pinned_and_not_waited_for_on_cuda(monkeypatch: pytest.MonkeyP
     memory, asked = DeviceMemory(torch.device("cuda", 1)), []
     monkeypatch.setattr(torch, "empty", lambda size, **how: asked.append((size, how)))
     memory.on_host(8)
-    assert asked == [(8, {"dtype": torch.uint8, "pin_memory": True})]
+    assert asked == [(8, {"dtype": torch.uint8, "pin_memory": True, "device": "cpu"})]
     host: Any = SimpleNamespace(to=lambda device, **how: (device, how))
     device, how = memory.uploaded(host)
     assert (device, how) == (torch.device("cuda", 1), {"non_blocking": True})

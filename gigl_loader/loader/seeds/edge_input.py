@@ -167,7 +167,8 @@ def read_edges(
         ConfigError: Wrong shape, dtype, device or range; names the first offender.
     """
     known = isinstance(index, (Tensor, np.ndarray, list))
-    found = _as_tensor(index, "edge_label_index") if known else None
+    given = isinstance(index, Tensor)  # on any device, which is checked below
+    found = index if given else _as_tensor(index, "edge_label_index") if known else None
     if found is None or found.dtype != torch.int64 or found.dim() != 2 or found.size(0) != 2:
         what = type(index).__name__ if found is None else f"{list(found.shape)} {found.dtype}"
         raise ConfigError(
