@@ -22,6 +22,9 @@ from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sources.workers.schedule import BatchStream
 from gigl_loader.testing import wait_until
 from tests.graph_store.store_cluster import tiny_graph
+from tests.support.glt import NodeSamplerInput
+
+SEEDS = NodeSamplerInput(torch.arange(1))
 
 
 class ScriptedProducer:
@@ -304,7 +307,7 @@ def test_who_shares_a_key_waits_until_the_producer_can_be_used(monkeypatch):
 
     def ask():
         try:
-            found.put(server.create_sampling_producer(None, Config, Options))
+            found.put(server.create_sampling_producer(SEEDS, Config, Options))
         except Exception as error:
             found.put(error)
 
@@ -343,7 +346,7 @@ class _Instant(StorageService):
 
     def create(self):
         how = SimpleNamespace(worker_key=None, seed=0)
-        return self.create_sampling_producer(None, how, how)
+        return self.create_sampling_producer(SEEDS, how, how)
 
 
 @pytest.fixture
