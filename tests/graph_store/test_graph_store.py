@@ -114,7 +114,10 @@ def _fetches(info, rank):
         remote.fetch_node_ids(rank=0)
     with pytest.raises(ConfigError, match=r"storage server 0.*split must be"):
         remote.fetch_node_ids(split="training")  # type: ignore[arg-type]  # wrong on purpose
-    ports = remote.fetch_free_ports_on_storage_cluster(2)
+    ports = remote.fetch_free_ports_on_storage_cluster(150)  # a server tells 64 in one answer
+    assert len(set(ports)) == 150
+    with pytest.raises(ConfigError, match="ports were requested"):
+        remote.fetch_free_ports_on_storage_cluster(-1)
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, ports)
     assert gathered[0] == gathered[-1]

@@ -11,7 +11,8 @@ import torch
 
 from gigl_loader import DistDataset, partition_graph
 from gigl_loader.batch.message import Attempt
-from gigl_loader.errors import FileChangedError, ProtocolError, UsageError
+from gigl_loader.errors import ConfigError, FileChangedError, ProtocolError, UsageError
+from gigl_loader.graph_store.server import service
 from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.wire.batch_shares import share_of_batches
 from gigl_loader.graph_store.wire.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
@@ -208,8 +209,17 @@ def test_a_client_that_is_gone_frees_its_producers(server):
 
 
 def test_ports_that_are_given_out_differ(server):
-    ports = server.get_free_ports(400)
-    assert len(set(ports)) == 400
+    ports = server.get_free_ports(64)
+    assert len(set(ports)) == 64
+    assert server.get_free_ports(0) == []
+
+
+def test_ports_beyond_the_limit_are_refused_before_one_is_opened(server, monkeypatch):
+    """Each port that is looked for is a descriptor of the server meanwhile."""
+    monkeypatch.setattr(service, "free_ports", lambda *_: pytest.fail("ports were opened"))
+    for count in (65, 1 << 16, -1):
+        with pytest.raises(ConfigError, match=rf"{count} ports were requested.* \[0, 64\]"):
+            server.get_free_ports(count)
 
 
 def test_a_file_that_changed_ends_the_epochs_of_its_server(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from gigl_loader.graph_store.client.compute_process import current_cluster
 from gigl_loader.graph_store.client.row_requests import StoreLookup
 from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo
 from gigl_loader.graph_store.wire.requests import NodeIdsRequest
+from gigl_loader.graph_store.wire.signatures import MOST_PORTS
 from gigl_loader.runtime.ranks.collectives import broadcast_value
 from gigl_loader.runtime.transport.failures import Failure, describe, rebuild
 from gigl_loader.sampler.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_reconnect
@@ -323,6 +324,7 @@ class RemoteDistDataset:
         Raises:
             UsageError: ``torch.distributed`` is not up.
             PeerError: Another compute process is gone.
+            ConfigError: So many ports are not free there, or the number is below 0.
         """
         if not dist.is_initialized():
             raise UsageError(
@@ -331,13 +333,22 @@ class RemoteDistDataset:
         ports: list[int] | Failure | None = None
         if dist.get_rank() == 0:
             try:
-                ports = self._ask(0, "get_free_ports", num_ports=num_ports)
+                ports = self._free_ports(num_ports)
             except Exception as error:  # sent to the other ranks, which wait for a result
                 ports = describe(error)
         ports = broadcast_value(ports, dist.get_world_size(), list[int] | Failure | None)
         if isinstance(ports, Failure):
             raise rebuild(ports, "rank 0")
         return cast("list[int]", ports)
+
+    def _free_ports(self, count: int) -> list[int]:
+        found: dict[int, None] = {}
+        while len(found) != count:
+            before, most = len(found), min(count - len(found), MOST_PORTS)
+            found |= dict.fromkeys(self._ask(0, "get_free_ports", num_ports=most))
+            if len(found) == before:  # each answer is drawn from the same ports
+                raise ConfigError(f"storage server 0 told {before} free ports, not {count}")
+        return list(found)
 
     # -- rows of all servers --------------------------------------------------------------------
 

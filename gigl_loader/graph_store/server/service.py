@@ -38,10 +38,9 @@ from gigl_loader.graph_store.server.producer_table import (
     check_workers,
 )
 from gigl_loader.graph_store.server.shared_producer import THIS_PROCESS, Clients, SharedProducer
-from gigl_loader.graph_store.wire.membership import MOST_RANKS
 from gigl_loader.graph_store.wire.producer_terms import terms_of
 from gigl_loader.graph_store.wire.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
-from gigl_loader.graph_store.wire.signatures import DistServer
+from gigl_loader.graph_store.wire.signatures import MOST_PORTS, DistServer
 from gigl_loader.runtime.glt_classes import (
     Dataset,
     NodeSamplerInput,
@@ -544,8 +543,11 @@ class StorageService(PartitionAnswers, DistServer):
 
     @override
     def get_free_ports(self, num_ports: int) -> list[int]:
-        if not 0 <= num_ports <= MOST_RANKS:
-            raise ConfigError(f"{num_ports} ports were requested, at most {MOST_RANKS} are told")
+        if not 0 <= num_ports <= MOST_PORTS:
+            raise ConfigError(
+                f"{num_ports} ports were requested of storage server {self.server_rank}, which "
+                f"tells a number in [0, {MOST_PORTS}] at a time: ask for more in several requests"
+            )
         return free_ports(num_ports, self._host)
 
     @override

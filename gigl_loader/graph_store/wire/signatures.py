@@ -27,6 +27,9 @@ from gigl_loader.sampler.rows.packing import PackedInts
 from gigl_loader.sources.batch_source import LINGER_S
 from gigl_loader.sources.held_seeds import HeldPart
 
+MOST_PORTS = 64
+"""Most free ports in one answer."""
+
 
 class PartitionSignatures(ABC):
     """The methods that only read a server's partition."""
@@ -392,7 +395,11 @@ class DistServer(PartitionSignatures):
     @served
     @abstractmethod
     def get_free_ports(self, num_ports: int) -> list[int]:
-        """Return ports that are free on this server at this moment."""
+        """Return ports that are free on this server at this moment, at most `MOST_PORTS`.
+
+        Raises:
+            ConfigError: More are asked for: each is a descriptor of the server meanwhile.
+        """
 
     @served
     @abstractmethod
