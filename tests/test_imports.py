@@ -171,7 +171,7 @@ FACES = {
         "options": "CustomSamplerOptions DEFAULT_GROUPS_PER_BATCH DEFAULT_MAX_RESTARTS "
         "DEFAULT_RECONNECT_S DEFAULT_TIMEOUT_S EvenRanks Exchange ExpansionKeywords "
         "ExpansionOptions FeatureStoreOptions GROUPS KHopNeighborSamplerOptions PPRSamplerOptions "
-        "SamplerOptions Shard Shuffle SourceOptions check_reconnect may_be_one_machine "
+        "SamplerOptions Shard Shuffle SourceOptions check_reconnect check_seed may_be_one_machine "
         "options_of_batches reads_same_memory",
         # for sources: input and output; for those who carry requests, both forms
         "plan": "DrawRequest Drawn Peers RowsAnswer RowsRequest SampleRequest Sampler "
@@ -203,6 +203,7 @@ FACES = {
         "other_producer": "ProducerSource SamplesForLoader is_producer",
         "remote_interface": "ABLPInputNodes FETCHED_AS RemoteDataset server_worker_options",
         "sampled_input": "check_columns check_draw check_seed_times num_batches seed_or_drawn",
+        "sampling_checks": "check_sampling check_seeds check_workers checked_fanout positive",
         "seed_checks": "SHARDS SeedSummary check_each_once check_same_seeds",
         "staggered_start": "LeaderTurns WorkerTurns",
         "workers.job_turns": "JobTurns",

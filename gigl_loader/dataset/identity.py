@@ -215,6 +215,10 @@ class Share:
     end: int = 1
     of: int = 1
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end <= self.of or self.of < 1:
+            raise ConfigError(f"a share is [start, end) of 1 or more parts, got {self}")
+
     def cut(self, rows: "Tensor") -> "Tensor":
         """Return this part of ``rows`` (``[n, ...]``); parts that adjoin concatenate to all."""
         total = rows.size(0)

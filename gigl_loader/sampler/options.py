@@ -365,6 +365,17 @@ def options_of_batches(
     return {**texts, "sampler_options": sampler_text(sampler_options)}
 
 
+def check_seed(seed: Any) -> None:
+    """Check the seed of a loader's draws: it must fit an int64, the type in kernels and messages.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    is_int = isinstance(seed, int) and not isinstance(seed, bool)
+    if not (is_int and 0 <= seed < 2**63):
+        raise ConfigError(f"seed must be an integer in [0, 2**63), got {seed!r}")
+
+
 def check_reconnect(seconds: float) -> None:
     """Refuse an invalid ``reconnect_timeout``.
 
@@ -429,10 +440,7 @@ class SourceOptions:
         return {name: repr(getattr(self, name)) for name in names}
 
     def __post_init__(self) -> None:
-        # must fit an int64, the type in kernels and messages
-        is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
-        if not (is_int and 0 <= self.seed < 2**63):
-            raise ConfigError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
+        check_seed(self.seed)
         # also refuses nan, which compares false
         if not (isinstance(self.timeout_s, (int, float)) and 0 < self.timeout_s < math.inf):
             raise ConfigError(

@@ -19,6 +19,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import without_default_types
 from gigl_loader.runtime.glt_classes import RemoteDistSamplingWorkerOptions
+from gigl_loader.sources.sampling_checks import check_workers, positive
 
 FETCHED_AS = "fetched_as"
 """Attribute of the ids that `fetch_node_ids` returns: what they were asked for, in words."""
@@ -117,7 +118,13 @@ def server_worker_options(
         worker_concurrency: Batches that each of them samples at a time.
         prefetch_size: Batches that are requested ahead from each server.
         **others: All other arguments of GLT's class.
+
+    Raises:
+        ConfigError: A count is not positive, or ``worker_concurrency`` above 32.
     """
+    # here, as servers make these of what clients send; GLT's class would change it in silence
+    check_workers(num_workers, worker_concurrency)
+    positive("prefetch_size", prefetch_size)
     options = RemoteDistSamplingWorkerOptions(
         num_workers=num_workers,
         worker_devices=[torch.device("cpu")] * num_workers,

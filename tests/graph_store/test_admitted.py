@@ -19,6 +19,7 @@ from gigl_loader.errors import ConfigError, PeerError, ProtocolError
 from gigl_loader.graph_store.client.connection import ServerConnection
 from gigl_loader.graph_store.server import presence
 from gigl_loader.graph_store.server.rendezvous_host import Publish
+from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.wire.membership import Join, News, Role, WaitReport, Watch
 from gigl_loader.graph_store.wire.requests import Nothing, ProducerRequest, Runs
 from gigl_loader.loader.base import BaseDistLoader
@@ -71,6 +72,55 @@ def _arguments(connection: ServerConnection, seeds: torch.Tensor, key: str) -> d
         ),
         "sampler_options": None,
     }
+
+
+# --- what is sampled ------------------------------------------------------------------------------
+
+
+def _changed(arguments: dict[str, Any], name: str, field: str, value: Any) -> dict[str, Any]:
+    """Return arguments of which one field has a value that no loader sends."""
+    changed = copy.copy(arguments[name])
+    object.__setattr__(changed, field, value)
+    return {**arguments, name: changed}
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "words"),
+    [
+        ("sampling_config", "batch_size", 0, "batch_size must be an integer > 0, got 0"),
+        ("sampling_config", "batch_size", -1, "batch_size must be an integer > 0, got -1"),
+        ("sampling_config", "edge_dir", "sideways", 'edge_dir must be "in" or "out"'),
+        ("sampling_config", "seed", -1, r"seed must be an integer in \[0, 2\*\*63\), got -1"),
+        ("sampling_config", "seed", 2**64 - 1, r"seed must be an integer in .*, got 1844674"),
+        ("sampling_config", "num_neighbors", [-2], r"num_neighbors\[0\] must be a number"),
+        ("sampler_input", "node", torch.tensor([0.5]), r"seeds must be \[n\] int64, got \[1\]"),
+        ("sampler_input", "node", torch.tensor([3, -1]), r"seeds\[1\] = -1 is no node id"),
+        ("sampler_input", "node", torch.tensor([60]), r"seeds\[0\] = 60 is no node id"),
+        ("sampler_input", "input_type", "user", "the seeds are of type 'user', the graph has"),
+        ("worker_options", "num_workers", -1, "num_workers must be an integer >= 0, got -1"),
+        ("worker_options", "num_workers", 1 << 20, r"must be in \[1, \(1024"),
+        ("worker_options", "worker_concurrency", 33, "worker_concurrency must be at most 32"),
+        ("worker_options", "prefetch_size", 0, "prefetch_size must be an integer > 0, got 0"),
+    ],
+)
+def test_a_server_checks_what_a_loader_checks(
+    asking: tuple[ServerConnection, StorageService], name: str, field: str, value: Any, words: str
+) -> None:
+    connection, server = asking
+    arguments = _arguments(connection, torch.arange(3), "key")
+    request = ProducerRequest(source_options=SourceOptions(seed=1))
+    changed = _changed(arguments, name, field, value)
+    with pytest.raises(ConfigError, match=words):
+        connection.call("create_sampling_producer", **changed, request=request).result(60)
+    status = server.status()
+    assert (status["producers"], status["starting_producers"]) == ({}, [])
+
+
+@pytest.fixture(scope="module")
+def asking() -> Iterator[tuple[ServerConnection, StorageService]]:
+    """Give a connection of an admitted process, and the server."""
+    with storage(1) as (endpoint,), joined((HOST, endpoint.address[1])) as cluster:
+        yield cluster.connection(0), endpoint.server
 
 
 # --- a job's secret, its ranks and its producers --------------------------------------------------

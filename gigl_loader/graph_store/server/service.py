@@ -57,6 +57,7 @@ from gigl_loader.sampler.options import SamplerOptions, SourceOptions
 from gigl_loader.sources.batch_source import LINGER_S
 from gigl_loader.sources.held_seeds import HeldSeeds
 from gigl_loader.sources.sampled_input import check_columns, seed_or_drawn
+from gigl_loader.sources.sampling_checks import check_sampling
 from gigl_loader.sources.workers.job_turns import JobTurns
 from gigl_loader.sources.workers.producer import DistSamplingProducer
 from gigl_loader.sources.workers.rendezvous import Rendezvous
@@ -202,13 +203,13 @@ class StorageService(PartitionAnswers, DistServer):
         if request.client_ranks:
             clients = Clients(scope_of(client), request.client_ranks)
         try:
+            view = self.dataset.view()
+            check_workers(options)
+            check_sampling(sampler_input, config, self.dataset.schema, view.num_nodes)
             size = parse_size(options.buffer_size, "buffer_size")
             what = f"channel_size={size_in_words(size)} for each of {len(clients)} processes"
             self._entries.reserve(entry, len(clients) * size, what)
-            check_columns(
-                self.dataset.view(), with_weight=config.with_weight, with_edge=config.with_edge
-            )
-            check_workers(options)
+            check_columns(view, with_weight=config.with_weight, with_edge=config.with_edge)
             sampler_input = self._whole_input(sampler_input, rendezvous, request)
             # enough for all that a client prefetches, and for a task for every thread of every
             # worker

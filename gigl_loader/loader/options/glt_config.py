@@ -11,7 +11,7 @@ from torch_geometric.sampler import NumNeighbors as PyGNumNeighbors
 
 from gigl_loader.batch.leases import ShmChannel
 from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type, plain_edge_type
+from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.glt_classes import (
     Dataset,
@@ -25,6 +25,7 @@ from gigl_loader.runtime.memory.pinned import PinMemoryError, PinnedRange
 from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.sampler.options import PPRSamplerOptions, SamplerOptions
 from gigl_loader.sources.remote_interface import RemoteDataset, server_worker_options
+from gigl_loader.sources.sampling_checks import check_workers, checked_fanout, positive
 from gigl_loader.sources.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
@@ -37,11 +38,6 @@ Device = torch.device | str | int
 # less.
 RPC_TIMEOUT_S = 600.0
 _MAX_RPC_THREADS = 16
-# GLT's options silently reduce a larger number to this.
-_MAX_CONCURRENCY = 32
-# The most that `LocalReader` accepts from another partition; a larger number would be a protocol
-# error in the middle of an epoch.
-_MOST_NEIGHBORS = 2**31 - 1
 SPLIT, BOUND = "split", "bound"
 """Treatments of a batch that is larger than the sizes that `pad` gives."""
 _SIZES, LARGER = ("nodes", "edges"), "larger"
@@ -61,51 +57,7 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
     """
     if isinstance(num_neighbors, PyGNumNeighbors):
         num_neighbors = _values_of(num_neighbors, schema)
-    if schema.edge_types is None:
-        if isinstance(num_neighbors, Mapping):
-            raise ConfigError(
-                "num_neighbors is a dict, but the graph is homogeneous: pass a list, as [15, 10]"
-            )
-        _check_hops(num_neighbors, "num_neighbors")
-        return list(num_neighbors)
-    # Label edges are to be predicted: messages along them would give the answer away.
-    walked = [edge_type for edge_type in schema.edge_types if not is_label_edge_type(edge_type)]
-    if schema.edge_types and not walked:
-        raise ConfigError(
-            f"the graph has label edge types only ({schema.edge_types}): nothing to sample over"
-        )
-    # The same list for each type; the copies are made below, where types get their plain form.
-    if not isinstance(num_neighbors, Mapping):
-        num_neighbors = dict.fromkeys(walked, num_neighbors)
-    unknown = [name for name in num_neighbors if name not in walked]
-    missing = [name for name in walked if name not in num_neighbors]
-    if unknown or missing:
-        raise ConfigError(
-            "num_neighbors must name exactly the message-passing edge types"
-            + "".join(_unknown_type(name, walked) for name in unknown)
-            + (f"; it lacks {missing}" if missing else "")
-            + "; a list in place of the dict is for all of them"
-        )
-    for name, hops in num_neighbors.items():
-        _check_hops(hops, f"num_neighbors[{name}]")
-    counts = {name: len(hops) for name, hops in num_neighbors.items()}
-    if len(set(counts.values())) > 1:
-        raise ConfigError(
-            f"the number of hops must be the same across all edge types, num_neighbors has {counts}"
-        )
-    # Plain tuples: workers would have to import a user's NamedTuple to read the plan.
-    return {plain_edge_type(name): list(hops) for name, hops in num_neighbors.items()}
-
-
-def _unknown_type(name: Any, walked: list[EdgeType]) -> str:
-    """Return the error message for a name that is no walked edge type."""
-    if not isinstance(name, tuple) or len(name) != 3:
-        return f"; {name!r} is no edge type (source, relation, destination)"
-    if is_label_edge_type(name):
-        return f"; {name} has labels, which are never walked"
-    ends = {name[0], name[2]}
-    near = [one for one in walked if one[1] == name[1] or {one[0], one[2]} == ends]
-    return f"; {name} is none of them" + (f", did you mean {near[0]}?" if near else "")
+    return checked_fanout(num_neighbors, schema)
 
 
 def _values_of(given: PyGNumNeighbors, schema: DatasetSchema) -> Any:
@@ -142,21 +94,6 @@ def checked_function(name: str, value: Any) -> Any:
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be a function, got {value!r}")
     return value
-
-
-def _check_hops(hops: Any, name: str) -> None:
-    if not isinstance(hops, (list, tuple)):
-        raise ConfigError(f"{name} must be a list with a fanout per hop, got {hops!r}")
-    for hop, fanout in enumerate(hops):
-        # A bool is an int, and `[True, True]` would sample one neighbour per hop.
-        if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:
-            raise ConfigError(
-                f"{name}[{hop}] must be a number of neighbours, or -1 for all, got {fanout!r}"
-            )
-        if fanout > _MOST_NEIGHBORS:
-            raise ConfigError(
-                f"{name}[{hop}] must be at most {_MOST_NEIGHBORS}, got {fanout}: -1 takes all"
-            )
 
 
 def create_sampling_config(
@@ -375,9 +312,7 @@ def graph_store_options(
 
     Our own loaders take these: an agreed port costs a call and a broadcast.
     """
-    check_workers(num_workers, worker_concurrency)
     parse_size(channel_size, "channel_size")
-    positive("prefetch_size", prefetch_size)
     info = dataset.cluster_info
     return server_worker_options(
         server_rank=list(range(info.num_storage_nodes)),
@@ -392,32 +327,10 @@ def graph_store_options(
     )
 
 
-def check_workers(num_workers: int, worker_concurrency: int) -> None:
-    """Raise where GLT would silently clamp."""
-    # 0 is a valid value, but only for loaders that build no such options: hence another message.
-    if num_workers == 0 and not isinstance(num_workers, bool):
-        raise ConfigError("num_workers must be > 0 here, got 0: these options are for workers")
-    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-        raise ConfigError(
-            f"num_workers must be an integer >= 0, got {num_workers!r}: 0 samples in this process"
-        )
-    positive("worker_concurrency", worker_concurrency)
-    if worker_concurrency > _MAX_CONCURRENCY:
-        raise ConfigError(
-            f"worker_concurrency must be at most {_MAX_CONCURRENCY}, got {worker_concurrency}"
-        )
-
-
 def flag(name: str, value: Any) -> None:
     """Raise `ConfigError` unless ``value`` is a bool: the text "False" counts as true."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, got {value!r}")
-
-
-def positive(name: str, value: Any) -> None:
-    """Raise `ConfigError` unless ``value`` is an int above 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be an integer > 0, got {value!r}")
 
 
 def check_pad(pad: Any) -> None:

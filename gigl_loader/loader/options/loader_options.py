@@ -27,10 +27,8 @@ from gigl_loader.loader.options.glt_config import (
     Device,
     NumNeighbors,
     check_pad,
-    check_workers,
     create_sampling_config,
     flag,
-    positive,
 )
 from gigl_loader.loader.seeds.seed_groups import GroupSource, SeedGroups
 from gigl_loader.loader.seeds.world import check_shard
@@ -60,6 +58,7 @@ from gigl_loader.sampler.options import (
 from gigl_loader.sampler.ppr.ppr_sampler import ppr_around
 from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.sampled_input import check_draw, seed_or_drawn
+from gigl_loader.sources.sampling_checks import check_workers, positive
 
 
 class LoaderKeywords(ExpansionKeywords, total=False):

@@ -19,9 +19,10 @@ from gigl_loader.dataset.schema import (
     plain_edge_type,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
-from gigl_loader.loader.seeds.seed_input import check_seeds, check_servers
+from gigl_loader.loader.seeds.seed_input import check_servers
 from gigl_loader.runtime.glt_classes import NodeSamplerInput
 from gigl_loader.sources.remote_interface import ABLPInputNodes
+from gigl_loader.sources.sampling_checks import check_seeds
 
 
 def link_inputs(

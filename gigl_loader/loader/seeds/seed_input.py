@@ -40,6 +40,7 @@ from gigl_loader.runtime.ranks.collectives import (
 )
 from gigl_loader.sampler.options import ExpansionOptions
 from gigl_loader.sources.held_seeds import RemoteSamplerInput, told_parts
+from gigl_loader.sources.sampling_checks import check_seeds
 from gigl_loader.sources.seed_checks import SeedSummary, check_each_once, check_same_seeds
 
 logger = logging.getLogger(__name__)
@@ -138,36 +139,6 @@ def _as_tensor(given: Any, name: str) -> Any:
     if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
         raise ConfigError(f"{name} has {int(array.max())}, which is no node id")
     return torch.from_numpy(array.astype(np.int64))
-
-
-def check_seeds(seeds: Any, num_nodes: int, name: str = "input_nodes") -> Tensor:
-    """Return ``seeds`` if they are ``[n]`` int64 ids on the CPU, each in ``[0, num_nodes)``.
-
-    Raises:
-        WrongTypeError: Not a tensor.
-        ConfigError: Wrong shape, dtype, device, or range; names the first offender.
-    """
-    if not isinstance(seeds, Tensor):
-        raise WrongTypeError(
-            f"{name} must be node ids, as a tensor, an array or a list, or a mask, got "
-            f"{type(seeds).__name__}"
-        )
-    if seeds.dtype == torch.bool:
-        raise ConfigError(f"{name} is a boolean mask: pass ids, {name}.nonzero().view(-1)")
-    if seeds.dtype != torch.int64 or seeds.dim() != 1:
-        raise ConfigError(
-            f"{name} must be [n] int64, got {list(seeds.shape)} {seeds.dtype}: use .long().view(-1)"
-        )
-    if seeds.device.type != "cpu":
-        raise ConfigError(f"{name} must be on the CPU, where sampling is, got {seeds.device}")
-    wrong = (seeds < 0) | (seeds >= num_nodes)
-    if bool(wrong.any()):
-        position = int(wrong.nonzero()[0])
-        raise ConfigError(
-            f"{name}[{position}] = {int(seeds[position])} is no node id: ids are in "
-            f"[0, {num_nodes})"
-        )
-    return seeds.contiguous()
 
 
 def typed_seeds(

@@ -9,14 +9,13 @@ from torch_geometric.sampler import NumNeighbors
 from gigl_loader import ConfigError
 from gigl_loader.dataset.schema import DatasetSchema, FeatureInfo, message_passing_to_positive_label
 from gigl_loader.loader.options.glt_config import (
-    check_workers,
     checked_function,
     create_colocated_worker_options,
     create_sampling_config,
     flag,
     patch_fanout,
-    positive,
 )
+from gigl_loader.sources.sampling_checks import check_workers, positive
 
 BUYS, KNOWS = ("u", "buys", "i"), ("u", "knows", "u")
 LABELED = message_passing_to_positive_label(BUYS)
