@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from gigl_loader import DEFAULT_HOMOGENEOUS_NODE_TYPE as DEFAULT_TYPE
 from gigl_loader import ConfigError, DistDataset, DistFeature, RemoteDistDataset, ServerDiedError
+from gigl_loader.errors import ProtocolError
 from gigl_loader.graph_store.client.compute_process import current_cluster
 from gigl_loader.graph_store.client.row_requests import merged_edges
+from gigl_loader.graph_store.server import partition_answers
 from gigl_loader.graph_store.server.leader import LeaderLink
 from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.server.storage_process import Endpoint
@@ -153,6 +155,33 @@ def _started_again(zero: Endpoint) -> Endpoint:
     again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
     again.start()
     return again
+
+
+@pytest.mark.parametrize("most", [0, 20])
+def test_edges_beyond_one_answer_are_asked_for_again(
+    most: int, take_part: TakePart, constants: Any
+) -> None:
+    constants(partition_answers, _MOST_EDGES=most)
+    (edge_type,) = PLAIN.edges
+    adjacency = PLAIN.dataset().view().adjacency[edge_type]
+    ids = torch.cat([torch.arange(60), torch.arange(60)])
+    with remote(plain, 2, take_part) as dataset:
+        found = dataset.lookup.edges(edge_type, ids, edge_ids=True)
+        assert torch.equal(found.counts, adjacency.indptr.diff().repeat(2))
+        assert torch.equal(found.sources, adjacency.indices.long().repeat(2))
+        assert found.edge_ids is not None
+        assert found.edge_ids.numel() == found.sources.numel()
+        assert dataset.lookup.edges(edge_type, ids[:0]).sources.numel() == 0
+
+
+def test_a_server_that_answers_for_no_node_is_not_asked_without_end(
+    take_part: TakePart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = {name: torch.empty(0, dtype=torch.int64) for name in ("counts", "indices")}
+    monkeypatch.setattr(StorageService, "get_edges", lambda *_, **__: nothing)
+    words = "storage server 0 answered for none of 60 nodes"
+    with remote(plain, 1, take_part) as dataset, pytest.raises(ProtocolError, match=words):
+        dataset.lookup.edges(next(iter(PLAIN.edges)), torch.arange(60))
 
 
 @pytest.mark.parametrize("servers", [1, 3])

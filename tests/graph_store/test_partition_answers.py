@@ -12,6 +12,7 @@ from torch_geometric.data import HeteroData
 from gigl_loader import DistDataset
 from gigl_loader.dataset.identity import Share
 from gigl_loader.errors import ConfigError
+from gigl_loader.graph_store.server import partition_answers
 from gigl_loader.graph_store.server.partition_answers import PartitionAnswers, padded_rows
 from gigl_loader.graph_store.wire.requests import NodeIdsRequest
 from gigl_loader.sampler.plan import RowsRequest
@@ -166,6 +167,22 @@ def test_edges_are_those_of_the_nodes_in_their_order(edge_dir: Any, rank: int) -
     foreign = torch.arange(40)[others][:1].numpy()
     with pytest.raises(ConfigError, match=f"not of partition {rank}"):
         server.get_edges(BUYS, foreign)
+
+
+def test_an_answer_has_the_edges_of_leading_nodes_up_to_a_limit(constants: Any) -> None:
+    """One node two million times made a server take 1 GB: degrees are summed before memory is."""
+    ids, (edge_type,) = np.arange(60), PLAIN.edges
+    server = PartitionAnswers(PLAIN.partitions(1)[0])
+    whole = server.get_edges(edge_type, ids)
+    degrees = whole["counts"].tolist()
+    hub = int(np.argmax(degrees))
+    constants(partition_answers, _MOST_EDGES=3 * degrees[hub] + degrees[hub] - 1)
+    found = server.get_edges(edge_type, np.full(1000, hub), edge_ids=True)
+    assert found["counts"].tolist() == 3 * [degrees[hub]]
+    assert found["indices"].numel() == found["edge_ids"].numel() == 3 * degrees[hub]
+    constants(partition_answers, _MOST_EDGES=0)
+    assert server.get_edges(edge_type, np.array([hub, hub]))["counts"].tolist() == [degrees[hub]]
+    assert server.get_edges(edge_type, ids[:0])["counts"].tolist() == []
 
 
 class _Rows:

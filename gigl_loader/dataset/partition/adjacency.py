@@ -205,7 +205,12 @@ def block_of(sources: Tensor, counts: Tensor, **columns: Tensor | None) -> EdgeB
 
 
 def all_edges(
-    adjacency: Adjacency, ids: Tensor, *, weights: bool = False, edge_ids: bool = False
+    adjacency: Adjacency,
+    ids: Tensor,
+    *,
+    weights: bool = False,
+    edge_ids: bool = False,
+    most: int | None = None,
 ) -> EdgeBlock:
     """Return all edges of nodes that this partition owns.
 
@@ -214,6 +219,7 @@ def all_edges(
         ids: ``[num_nodes]`` int64, global.
         weights: Whether to return weights, where there are some.
         edge_ids: Whether to return edge ids, where they are known.
+        most: Only of the leading nodes that have at most so many together, one at least.
     """
     limit, rows = adjacency.indptr.numel() - 1, adjacency.locate(ids)
     # nodes past the last row have no edge and no entry to read: another entry is read instead, and
@@ -222,6 +228,9 @@ def all_edges(
     starts = adjacency.indptr[known] if limit else torch.zeros_like(ids)
     ends = adjacency.indptr[known + 1] if limit else starts
     counts = torch.where(rows < limit, ends - starts, 0)
+    if most is not None:  # before memory for edges is taken
+        fitting = max(1, int((counts.cumsum(0) <= most).sum()))
+        starts, counts = starts[:fitting], counts[:fitting]
     # Start of each node's edges in the result. Its difference to the start in the adjacency, added
     # to 0, 1, 2..., gives all positions without a loop over nodes.
     first = counts.cumsum(0) - counts

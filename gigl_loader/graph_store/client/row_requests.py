@@ -163,12 +163,27 @@ class StoreLookup:
         """
         name = row_type(edge_type, self._dataset.fetch_edge_dir())
         pieces, asked = self._pieces("node", name, ids), ids.numpy()
-        requests = [
-            {"edge_type": edge_type, "ids": asked[at], "weights": weights, "edge_ids": edge_ids}
-            for _, at in pieces
-        ]
-        positions = [torch.from_numpy(at) for _, at in pieces]
-        return merged_edges(ids.numel(), positions, self._ask("get_edges", pieces, requests))
+        positions: list[Tensor] = []
+        parts: list[dict[str, Tensor]] = []
+        while pieces:
+            requests = [
+                {"edge_type": edge_type, "ids": asked[at], "weights": weights, "edge_ids": edge_ids}
+                for _, at in pieces
+            ]
+            answers = self._ask("get_edges", pieces, requests)
+            rest = []
+            for (server, at), part in zip(pieces, answers, strict=True):
+                count = part["counts"].numel()
+                if not count and at.size:
+                    raise ProtocolError(
+                        f"storage server {server} answered for none of {at.size} nodes"
+                    )
+                positions.append(torch.from_numpy(at[:count]))
+                parts.append(part)
+                if count < at.size:  # an answer is limited
+                    rest.append((server, at[count:]))
+            pieces = rest
+        return merged_edges(ids.numel(), positions, parts)
 
     def _fetch_of(self, kind: Kind, name: RowsOf, ids: Tensor) -> Callable[[], Tensor]:
         """Return a function that fetches the rows of ``ids``, which are read before it returns."""

@@ -36,6 +36,9 @@ from gigl_loader.sampler.plan import RowsAnswer, RowsRequest
 from gigl_loader.sampler.rows.packing import PackedInts
 from gigl_loader.sampler.rows.reader import ReaderOfThread
 
+_MOST_EDGES = 1 << 21
+"""Most edges in one answer, unless one node has more: some 100 MB while it is made."""
+
 
 class PartitionAnswers(GLTAnswers):
     """The methods that only read the partition.
@@ -207,7 +210,9 @@ class PartitionAnswers(GLTAnswers):
             raise ConfigError(f"the graph has no edges {edge_type}")
         expanded = view.row_type(edge_type)
         self._check_owned(ids, expanded, view.node_books.get(expanded))
-        edges = all_edges(adjacency, torch.from_numpy(ids), weights=weights, edge_ids=edge_ids)
+        edges = all_edges(
+            adjacency, torch.from_numpy(ids), weights=weights, edge_ids=edge_ids, most=_MOST_EDGES
+        )
         columns = {"counts": edges.counts, "indices": edges.sources}
         for name, column in (("weights", edges.weights), ("edge_ids", edges.edge_ids)):
             if column is not None:

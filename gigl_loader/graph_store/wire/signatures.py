@@ -235,7 +235,8 @@ class PartitionSignatures(ABC):
             edge_ids: Whether to return their ids.
 
         Returns:
-            ``counts``: ``[n]`` int64, edges of each node. ``indices``: ``[num_edges]`` int64,
+            ``counts``: ``[m]`` int64, edges of each of the first ``m`` nodes: as many as fit an
+            answer, at least one; ask again for the others. ``indices``: ``[num_edges]`` int64,
             global ids of the neighbours. Where they were asked for and are known: ``weights``,
             ``[num_edges]`` float32, and ``edge_ids``, ``[num_edges]`` int64.
 
