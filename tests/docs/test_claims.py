@@ -105,3 +105,12 @@ def test_documentation_of_a_version_lies_beside_another() -> None:
 @pytest.mark.parametrize("page", ["tables", "graph_store", "migrating"])
 def test_a_guide_ends_where_a_task_ends(page: str) -> None:
     assert len((DOCS / "guide" / f"{page}.md").read_text().split()) < 1900
+
+
+def test_what_an_admitted_process_cannot_do_names_tests_that_exist() -> None:
+    rights = (DOCS / "guide/security.md").read_text()
+    rights = rights.split("\n## Rights of an admitted process\n", 1)[1].split("\n## ", 1)[0]
+    named = re.findall(r"^% test: (\S+)::(\w+)$", rights, re.MULTILINE)
+    assert len(named) > 10
+    missing = [one for file, one in named if f"def {one}(" not in (ROOT / file).read_text()]
+    assert missing == []
