@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError, UsageError
@@ -230,3 +231,33 @@ def test_types_of_features_that_cannot_be(tmp_path: Path, given: dict, message: 
     arguments["nodes"] = NodeTable(tmp_path / "nodes", **given)
     with pytest.raises(ConfigError, match=message):
         partition_tables(**arguments)
+
+
+@pytest.mark.parametrize("empty", ["nodes", "edges"])
+def test_a_csv_with_its_header_alone_is_named(tmp_path: Path, empty: str) -> None:
+    rows = {"nodes": ["id,x", "1,2.5", "2,3.5"], "edges": ["src,dst", "1,2"]}
+    rows[empty] = rows[empty][:1]
+    for name, lines in rows.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    nodes = NodeTable(tmp_path / "nodes.csv", features="x", feature_dtype="float32")
+    edges = EdgeTable(tmp_path / "edges.csv")
+    with pytest.raises(
+        ConfigError, match=rf"^{empty} of .*/{empty}\.csv has no row below its header"
+    ):
+        partition_tables(nodes, edges, root=tmp_path / "parts", num_partitions=1, progress=False)
+
+
+def test_a_csv_with_its_header_alone_beside_others_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "nodes").mkdir()
+    for name, lines in (("a", ""), ("b", "1,2.5\n2,3.5\n"), ("c", "")):
+        (tmp_path / f"nodes/{name}.csv").write_text(f"id,x\n{lines}")
+    (tmp_path / "edges.csv").write_text("src,dst\n1,2\n")
+    partition_tables(
+        NodeTable(tmp_path / "nodes", features="x", feature_dtype="float32"),
+        EdgeTable(tmp_path / "edges.csv"),
+        root=tmp_path / "parts",
+        num_partitions=1,
+        progress=False,
+    )
+    features = DistDataset.load(tmp_path / "parts", 0).get_features(torch.tensor([0, 1]))
+    assert features.tolist() == [[2.5], [3.5]]

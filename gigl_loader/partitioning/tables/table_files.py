@@ -85,11 +85,22 @@ class Table:
                     self._add_parquet(path)
             else:
                 self._import(job, f"import/{key}/{number}", given, columns)
+        self._leave_out_headers()
         first = self.files[0]
         self.schema: Any = self._open(first.path, first.name).schema_arrow
         # Files of a version are alike in the used columns, and may have had others over time.
         for file in self.files[1:] if self.in_place_of is None else []:
             self._check_alike(file)
+
+    def _leave_out_headers(self) -> None:
+        """Leave out CSV files without rows: the types of their columns cannot be detected."""
+        headers = [file for file in self.files if file.name.endswith(CSV) and not file.num_rows]
+        if headers and len(headers) == len(self.files):
+            raise ConfigError(
+                f"{self.where}: {headers[0].name} has no row below its header, so the types of its "
+                "columns are not known: give a file with rows, or a Parquet file, which has types"
+            )
+        self.files = [file for file in self.files if file not in headers]
 
     def _files_of(
         self, job: ResumableJob, name: str, source: RowSource, columns: list[str] | None
