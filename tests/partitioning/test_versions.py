@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import random
+import re
 import shutil
 import sys
 import urllib.parse
@@ -426,7 +427,7 @@ def test_the_same_versions_are_there_already(tmp_path: Path, capsys) -> None:
         ({"source": "a.parquet", "version": 3}, "files have no version"),
         ({"iceberg": "a.b.c", "version": 3}, "an Iceberg table has snapshot="),
         ({"delta": "a", "snapshot": 3}, r"snapshot= is of an Iceberg table, and delta is given"),
-        ({"delta": "{folder}/t", "version": "3"}, "version 3 of the Delta table .*/t cannot be"),
+        ({"delta": "{folder}/t", "version": "3"}, "got '3'; the newest version is 0$"),
         ({"iceberg": "edges"}, "the Iceberg table '' of the catalogue 'edges' cannot be read"),
         ({"delta": "{folder}/none"}, "the newest version of the Delta table .*/none cannot be"),
         ({"delta": "{folder}/t", "version": 7}, "^version 7 of the Delta table .*/t cannot be"),
@@ -479,3 +480,14 @@ def test_a_folder_of_such_a_table_names_the_key(tmp_path: Path, catalog: Any) ->
             partition_tables(
                 NodeTable(pa.table({"id": [0]})), EdgeTable(path), root=tmp_path / "parts", **HOW
             )
+
+
+@pytest.mark.parametrize("version", ["1", "newest", 9, -1, 0.5, True])
+def test_a_version_that_cannot_be_is_refused_with_the_newest(tmp_path: Path, version: Any) -> None:
+    nodes, _ = graph()
+    for part in (nodes.slice(0, 20), nodes.slice(20)):
+        write_delta(tmp_path / "nodes", part)
+    wrong = repr(version) if version != 9 else "version 9 .*"
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/nodes .*; the newest version is 1$") as no:
+        DeltaVersion.of(str(tmp_path / "nodes"), version)
+    assert re.search(wrong, str(no.value))

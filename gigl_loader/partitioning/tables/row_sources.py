@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NoReturn, Self, cast
 
@@ -125,6 +126,12 @@ class DeltaVersion(TableVersion):
     @classmethod
     def of(cls, delta: str, version: int | None) -> Self:
         """Return a version of a table; None: the newest."""
+        whole = isinstance(version, Integral) and not isinstance(version, bool) and version >= 0
+        if version is not None and not whole:
+            raise ConfigError(
+                f"version of the Delta table {delta} must be a whole number from 0 on, got "
+                f"{version!r}{_newest_of(delta)}"
+            )
         table = _open_delta(delta, version)
         return cls(str(table.metadata().id), delta, table.version())
 
@@ -196,7 +203,16 @@ def _open_delta(path: str, version: int | None) -> Any:
         which = "the newest version" if version is None else f"version {version}"
         raise ConfigError(
             f"{which} of the Delta table {path} cannot be read: {first_line(error)}"
+            + ("" if version is None else _newest_of(path))
         ) from error
+
+
+def _newest_of(path: str) -> str:
+    """Return the newest version of a Delta table, for an error; "": it cannot be read either."""
+    try:
+        return f"; the newest version is {_open_delta(path, None).version()}"
+    except ConfigError:
+        return ""
 
 
 @dataclass(frozen=True)
