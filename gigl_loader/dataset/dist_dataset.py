@@ -57,6 +57,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, FileChangedError, UsageError, WrongTypeError
 from gigl_loader.runtime import glt_classes
+from gigl_loader.runtime.keyword_names import with_known_names
 from gigl_loader.runtime.progress import showing
 
 
@@ -192,6 +193,7 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         return cls._made(view, splits, source=source)
 
     @classmethod
+    @with_known_names
     def load(  # type: ignore[override, unused-ignore]  # other arguments than the base class
         cls,
         root: FilePath,

@@ -28,6 +28,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError, without_default_types
+from gigl_loader.runtime.keyword_names import with_known_fields
 from gigl_loader.runtime.memory.segments import Array, storage_dtype
 
 Method = Literal["contiguous", "random", "column", "ldg", "metis"]
@@ -50,6 +51,7 @@ class ArrowBatches(Protocol):
 Source = FilePath | Sequence[FilePath] | ArrowBatches | Callable[[], ArrowBatches] | None
 
 
+@with_known_fields
 @dataclass(frozen=True)
 class NodeTable:
     """The nodes of one type, one in each row.
@@ -99,6 +101,7 @@ class NodeTable:
     partition: str | None = None
 
 
+@with_known_fields
 @dataclass(frozen=True)
 class EdgeTable:
     """Edges of one type, one in each row.
