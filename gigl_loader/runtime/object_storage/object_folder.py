@@ -47,6 +47,8 @@ def is_url(root: str | os.PathLike[str]) -> bool:
 
 _NO_OBJECT = ("", " (NoSuchKey)", " (BlobNotFound)")
 """What `_code` returns for a missing object; "": of a local folder."""
+_NO_BUCKET = (" (NoSuchBucket)", " (ContainerNotFound)")
+"""What `_code` returns for a missing bucket."""
 
 
 class ObjectFolder:
@@ -157,6 +159,8 @@ def named_errors(where: str, *, missing_ok: bool = False) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
+        if _code(error) in _NO_BUCKET:
+            raise _bucket_error(where, error) from None
         if missing_ok:
             raise FileNotFoundError(errno.ENOENT, f"it is missing{_code(error)}", where) from None
         raise ConfigError(
@@ -164,12 +168,29 @@ def named_errors(where: str, *, missing_ok: bool = False) -> Iterator[None]:
             "URL is another one"
         ) from None
     except (importlib.import_module("obstore").exceptions.BaseError, OSError, ValueError) as error:
+        if _code(error) in _NO_BUCKET or " 403 " in str(error):
+            raise _bucket_error(where, error) from None
         # the response is left out: some servers return what was signed, and with which key
         line = re.split(r"[\n<{]", str(error), maxsplit=1)[0].strip(" :")
         line = re.sub(r"\?\S*", "", re.sub(r"//[^/@\s]+@", "//", line))
         if "169.254.169.254" in line:  # of machines in a cloud, asked last
             line = "there are no credentials in the environment, and none of this machine"
         raise ObjectStorageError(f"{where}: object storage failed: {line}{_code(error)}") from None
+
+
+def _bucket_error(where: str, error: Exception) -> ObjectStorageError:
+    """Return the error for a bucket that does not exist, or that these credentials may not use."""
+    status = re.search(r"status code: (\d+(?: [A-Z][a-z]+)*)", str(error))
+    said = (status[1] if status else "refused") + _code(error)
+    bucket = urlsplit(where).netloc
+    if _code(error) in _NO_BUCKET:
+        why = f"the bucket {bucket!r} does not exist: create it, or correct its name"
+    else:
+        why = (
+            f"the bucket {bucket!r}, or this object, may not be used with these credentials, or "
+            "does not exist: check the name, and what the credentials allow"
+        )
+    return ObjectStorageError(f"{where}: object storage answered {said}: {why}")
 
 
 def _code(error: Exception) -> str:
