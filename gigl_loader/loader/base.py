@@ -387,6 +387,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
 
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank; raise `TypeError` if some are split."""
+        self._check_built()
         check_length(known=not self._may_split)
         return self._epochs.num_steps
 
@@ -677,6 +678,13 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
 
     # -- end ------------------------------------------------------------------------------------
 
+    def _check_built(self) -> None:
+        if "_shutdowned" not in vars(self):
+            raise UsageError(
+                f"this {type(self).__name__} was not built: its __init__ has to call "
+                "super().__init__(dataset, num_neighbors, ...)"
+            )
+
     def _check_usable(self) -> None:
         if self._is_forked:
             raise UsageError(
@@ -684,11 +692,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
                 "fork, as torch's DataLoader(..., num_workers=1) makes them: iterate over the "
                 "loader in the process that built it, it has workers of its own; or build one here"
             )
-        if "_shutdowned" not in vars(self):
-            raise UsageError(
-                f"this {type(self).__name__} was not built: its __init__ has to call "
-                "super().__init__(dataset, num_neighbors, ...)"
-            )
+        self._check_built()
         if self._shutdowned:
             raise UsageError(f"this {type(self).__name__} was shut down: build a new one")
 

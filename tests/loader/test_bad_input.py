@@ -216,13 +216,14 @@ def test_a_class_in_place_of_its_path(options: Any) -> None:
         options(OrderedDict)
 
 
-def test_a_subclass_that_was_not_built() -> None:
+@pytest.mark.parametrize("use", [iter, len])
+def test_a_subclass_that_was_not_built(use: Callable[[Any], object]) -> None:
     class Mine(DistNeighborLoader):
         def __init__(self) -> None:
             pass
 
     with pytest.raises(UsageError, match=r"Mine was not built: .* super\(\).__init__"):
-        iter(Mine())
+        use(Mine())
 
 
 def test_a_dataset_has_no_items(plain: DistDataset) -> None:
