@@ -19,9 +19,14 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.options.glt_config import BOUND, LARGER
 from gigl_loader.loader.options.loader_options import LoaderOptions
+from gigl_loader.runtime.sizes import size_in_words
+from gigl_loader.runtime.system import meminfo, memory_limit
 from gigl_loader.sampler.batch_bounds import BatchBounds, batch_bounds
 from gigl_loader.sampler.options import CustomSamplerOptions, ExpansionOptions, PPRSamplerOptions
 from gigl_loader.sampler.sampler_kinds import SamplerKind
+
+_NODE_BYTES, _EDGE_BYTES = 8 + 1, 2 * 8 + 1
+"""Bytes of an id, of the two ends of an edge, and of a mask."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +101,9 @@ def make_padding(
         {name: size - LEAST_DEAD for name, size in bound.nodes.items()}, bound.edges
     )
     larger = None if enough or pad is True or pad.get(LARGER) != BOUND else bound
+    for one in (shape, larger):
+        if one is not None:
+            _check_memory(one, pad, schema)
     may_split = not enough and larger is None
     if may_split:
         _check_least(shape, graph, roots)
@@ -121,6 +129,30 @@ def _bound(pad: Any, graph: "_PaddedGraph", roots: "_Seeds", batch_size: int) ->
                 f"pad has no bound: {error}; give sizes, as gigl_loader.padding_sizes measures them"
             ) from None
         return None
+
+
+def _check_memory(shape: PadShape, pad: Any, schema: DatasetSchema) -> None:
+    """Raise `ConfigError` if one batch of a shape is larger than the memory of this machine."""
+    nbytes = _bytes_of(shape.nodes, _NODE_BYTES, schema.node_feature_info)
+    nbytes += _bytes_of(shape.edges, _EDGE_BYTES, schema.edge_feature_info)
+    memory, limit = meminfo("MemTotal"), memory_limit()
+    memory = memory if limit is None else min(memory, limit[0])
+    if nbytes > memory:
+        raise ConfigError(
+            f"pad={pad!r} makes batches of {sum(shape.nodes.values()):,} nodes and "
+            f"{sum(shape.edges.values()):,} edges, {size_in_words(nbytes)} each, and this machine "
+            f"has {size_in_words(memory)} of memory: lower num_neighbors or batch_size, or give "
+            "sizes, as gigl_loader.padding_sizes measures them"
+        )
+
+
+def _bytes_of(sizes: Mapping[Any, int], each: int, features: Any) -> int:
+    """Return the least bytes of nodes or edges: ``each`` for one, and its row of features."""
+    return sum(
+        count * (each + (0 if info is None else info.dim * info.dtype.itemsize))
+        for name, count in sizes.items()
+        for info in [features.get(name) if isinstance(features, Mapping) else features]
+    )
 
 
 def _check_sampler(sampler: SamplerKind, given: LoaderOptions) -> None:

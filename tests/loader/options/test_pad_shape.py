@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gigl_loader.dataset.schema import DatasetSchema, EdgeDir
+from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, FeatureInfo
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.loader.options.pad_shape import Padding, make_padding
@@ -104,3 +104,30 @@ def test_ranks_in_step_cannot_split() -> None:
     assert enough.larger is None
     assert not enough.may_split
     assert _made({"nodes": 91, "edges": 80}, typed=False).may_split
+
+
+@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("pad", [True, {"nodes": 60, "edges": 80, "larger": "bound"}])
+def test_a_batch_beyond_the_memory_is_refused_with_the_numbers(pad: Any, typed: bool) -> None:
+    """10 seeds with 1e9 neighbours each, and nodes of a graph of 1e6 with as many."""
+    if typed and pad is not True:
+        pad = {**pad, "nodes": {"user": 60, "item": 60}, "edges": {BUYS: 80, BOUGHT: 80}}
+    fanouts: Any = {BUYS: [10**9] * 2, BOUGHT: [10**9] * 2} if typed else [10**9, 10**9]
+    with pytest.raises(ConfigError, match=r"edges, 1.* GB each, and this machine has .*B of mem"):
+        _made(pad, typed=typed, fanouts=fanouts)
+
+
+def test_rows_of_features_count() -> None:
+    def made(dim: int) -> Padding:
+        schema = DatasetSchema(
+            is_homogeneous_with_labeled_edge_type=False,
+            edge_types=None,
+            node_feature_info=FeatureInfo(dim, torch.float32),
+            edge_feature_info=None,
+            edge_dir="in",
+        )
+        return _made(typed=False, schema=schema)
+
+    assert made(1000).shape == made(1).shape
+    with pytest.raises(ConfigError, match=r"92 nodes and 80 edges, 3.68e\+06 GB each, and"):
+        made(10**13)
