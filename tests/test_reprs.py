@@ -34,6 +34,7 @@ from gigl_loader.errors import without_default_types
 BUYS = ("user", "buys", "item")
 RING = Data(x=torch.ones(4, 2), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
 LINKS = torch.tensor([[0, 1], [2, 3]])
+TRAIN, VAL = torch.tensor([True, True, False, False]), torch.tensor([False, False, False, True])
 
 
 def _shop() -> HeteroData:
@@ -50,6 +51,8 @@ def _store(**more: Any) -> RemoteDistDataset:
 
 WITH_SCHEMA = _store()
 WITH_SCHEMA._schema = DistDataset.from_pyg(_shop()).schema
+SPLIT_SHOP = _shop()
+SPLIT_SHOP["user"].train_mask = torch.tensor([True, False, True])
 PRINTED: list[tuple[object, str]] = [
     (DistDataset(1, 2), "DistDataset(partition 1 of 2, empty)"),
     (DistDataset.from_pyg(RING), "DistDataset(partition 0 of 1, nodes=4, edges=4)"),
@@ -61,6 +64,15 @@ PRINTED: list[tuple[object, str]] = [
         DistDataset.from_pyg(_shop()),
         "DistDataset(partition 0 of 1, nodes={'user': 3, 'item': 5}, "
         "edges={'user__buys__item': 2})",
+    ),
+    (
+        DistDataset.from_pyg(Data(edge_index=RING.edge_index, train_mask=TRAIN, val_mask=VAL)),
+        "DistDataset(partition 0 of 1, nodes=4, edges=4, train=2, val=1)",
+    ),
+    (
+        DistDataset.from_pyg(SPLIT_SHOP),
+        "DistDataset(partition 0 of 1, nodes={'user': 3, 'item': 5}, "
+        "edges={'user__buys__item': 2}, train={'user': 2})",
     ),
     (_store(), "RemoteDistDataset(servers=3 at storage0:29600)"),
     (WITH_SCHEMA, "RemoteDistDataset(servers=3 at storage0:29600, edge types=1)"),
@@ -163,3 +175,23 @@ def test_a_warning_does_not_name_them(recwarn: pytest.WarningsRecorder) -> None:
     data = Data(x=RING.x, edge_index=RING.edge_index, notes=SimpleNamespace())
     DistDataset.from_pyg(data)
     assert not [one for one in recwarn if "default_homogeneous" in str(one.message)]
+
+
+def _loader(data: Data | HeteroData, fanouts: Any, seeds: Any) -> DistNeighborLoader:
+    return DistNeighborLoader(DistDataset.from_pyg(data), fanouts, seeds, num_workers=0)
+
+
+def test_a_loader_shows_its_fan_outs() -> None:
+    with _loader(RING, [2, 1], torch.arange(4)) as loader:
+        assert "batches=4, num_neighbors=[2, 1], batch_size=1, " in repr(loader)
+    shop = _shop()
+    shop["item", "of", "user"].edge_index = shop[BUYS].edge_index.flip(0)
+    for fanouts, text in (
+        ([2, 1], "[2, 1]"),
+        (
+            {BUYS: [2, 1], ("item", "of", "user"): [3, 0]},
+            "{'user__buys__item': [2, 1], 'item__of__user': [3, 0]}",
+        ),
+    ):
+        with _loader(shop, fanouts, ("user", torch.arange(3))) as loader:
+            assert f"num_neighbors={text}, " in repr(loader)

@@ -47,6 +47,7 @@ from gigl_loader.dataset.partition.partition_view import Book, PartitionView, Sp
 from gigl_loader.dataset.placement import EdgesOn, FeaturesOn, KernelsBy, Placement, existing_device
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    SPLITS,
     DatasetSchema,
     EdgeDir,
     EdgeType,
@@ -613,7 +614,7 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         )
 
     def __repr__(self) -> str:
-        """Show the partition, the nodes of the whole graph and the edges of this partition."""
+        """Show the partition: nodes of the whole graph, edges and splits of this partition."""
         position = f"partition {self.partition_idx} of {self.num_partitions}"
         if self._view is None:
             return f"DistDataset({position}, empty)"
@@ -628,4 +629,16 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
             labels = f", labels={of_labels}" if of_labels else ""
         else:
             edges = {"__".join(name): count for name, count in edges.items()}
-        return f"DistDataset({position}, nodes={nodes}, edges={edges}{labels})"
+        splits = "".join(
+            f", {name}={_sizes_of(ids)}"
+            for name in SPLITS
+            if (ids := self.known_split(name)) is not None
+        )
+        return f"DistDataset({position}, nodes={nodes}, edges={edges}{labels}{splits})"
+
+
+def _sizes_of(ids: Tensor | Mapping[NodeType, Tensor]) -> Any:
+    """Return the number of ids, by type if they are."""
+    if isinstance(ids, Mapping):
+        return {name: len(some) for name, some in ids.items()}
+    return len(ids)

@@ -392,7 +392,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         return self._epochs.num_steps
 
     def __repr__(self) -> str:
-        """Name kind, deployment, seeds, batches, workers and the next epoch; raises nothing."""
+        """Name kind, deployment, seeds, fan-outs, workers and the next epoch; raises nothing."""
         kind = type(self).__name__
         if not hasattr(self, "_channel"):
             return f"{kind}(was not built)"
@@ -400,6 +400,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         closed = ", shut down" if self._shutdowned else ""
         return (
             f"{kind}({deployment}, seeds={self._input_len}, batches={self._epochs.num_steps}, "
+            f"num_neighbors={_fanouts_in_words(self.sampling_config.num_neighbors)}, "
             f"batch_size={self.batch_size}, workers={self._source.num_workers}, "
             f"epoch={self.epoch}{closed})"
         )
@@ -751,3 +752,13 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             f"a {type(self).__name__} cannot be copied or pickled, as its workers and memory are "
             "its own: build one in each process, and take state_dict() for where it stands"
         )
+
+
+def _fanouts_in_words(fanouts: Any) -> str:
+    """Return fan-outs as `repr` shows them: by edge type, or once if all types have the same."""
+    if not isinstance(fanouts, Mapping):
+        return str(fanouts)
+    hops = {tuple(one) for one in fanouts.values()}
+    if len(hops) == 1:
+        return str(list(*hops))
+    return str({"__".join(name): one for name, one in fanouts.items()})

@@ -65,12 +65,14 @@ def test_the_init_function_ran_in_each_worker(loader: DistNeighborLoader, notes:
 def test_a_loader_says_what_it_is(loader: DistNeighborLoader) -> None:
     loader.set_epoch(4)
     assert repr(loader) == (
-        "DistNeighborLoader(colocated, seeds=50, batches=7, batch_size=8, workers=2, epoch=4)"
+        "DistNeighborLoader(colocated, seeds=50, batches=7, num_neighbors=[3, 2], "
+        "batch_size=8, workers=2, epoch=4)"
     )
     closed = DistNeighborLoader(loader.data, [2], SEEDS, drop_last=True, batch_size=20)
     closed.shutdown()
     assert repr(closed) == (
-        "DistNeighborLoader(colocated, seeds=50, batches=2, batch_size=20, workers=1, epoch=0, "
+        "DistNeighborLoader(colocated, seeds=50, batches=2, num_neighbors=[2], "
+        "batch_size=20, workers=1, epoch=0, "
         "shut down)"
     )
     assert repr(DistNeighborLoader.__new__(DistNeighborLoader)) == (
