@@ -52,15 +52,17 @@ class GlobalStorage(storage.GlobalStorage):
         return storage.GlobalStorage, (), self.__getstate__()
 
 
-_OURS = {storage.EdgeStorage: EdgeStorage, storage.GlobalStorage: GlobalStorage}
-
-
 def answer_for_edge_ids(batch: Data | HeteroData) -> None:
     """Let ``batch.e_id`` raise `NoEdgeIdsError` in the stores that lack it."""
-    for edges in batch.edge_stores:
-        ours = _OURS.get(type(edges))
+    ours: Any
+    if isinstance(batch, Data):
+        edges = batch._store
+        if type(edges) is storage.GlobalStorage and "e_id" not in edges._mapping:
+            ours = batch.__dict__["_store"] = GlobalStorage(_parent=batch)
+            ours._mapping = edges._mapping
+        return
+    for edge_type, edges in batch._edge_store_dict.items():
         # in its dict: a storage answers `in` by a lookup that raises, for each batch
-        if ours is not None and "e_id" not in edges._mapping:
-            # Its class alone, which has no state of its own: the batch refers to this object. By
-            # object's own method, as a store takes other attributes for values.
-            object.__setattr__(edges, "__class__", ours)
+        if type(edges) is storage.EdgeStorage and "e_id" not in edges._mapping:
+            ours = batch._edge_store_dict[edge_type] = EdgeStorage(_parent=batch, _key=edge_type)
+            ours._mapping = edges._mapping

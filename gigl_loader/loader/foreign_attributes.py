@@ -3,7 +3,6 @@
 The keywords of other loaders are in `gigl_loader.loader.options.signatures`.
 """
 
-import sys
 from typing import Any
 
 from torch_geometric.data import Data, HeteroData
@@ -21,8 +20,6 @@ HOOKS = (
     "give the loader transform=, or override _make_batch(self, msg), which makes a batch of a "
     'message, or _collate_fn(self, msg) around it; see "Your own loader" in the guide'
 )
-_INFERENCE = ("torch_geometric.nn.models.basic_gnn", "inference")
-"""Module and name of the method of PyG that wants a loader of its own class."""
 
 
 class NotTorchsError(UsageError, AttributeError):
@@ -55,28 +52,7 @@ def check_overrides(kind: type, base: type) -> None:
 
 
 class AnswersOthers:
-    """Answers code of torch and PyG that takes a loader for one of theirs.
-
-    A base of its own: in the body of a class, ``__class__`` below would take the place of the class
-    that `super()` finds there.
-    """
-
-    @property
-    def __class__(self) -> Any:
-        # `isinstance` asks an object for its class where its type is none of the wanted ones. PyG's
-        # method would then fail by an assertion without a text.
-        asking = sys._getframe(1)
-        if (asking.f_globals.get("__name__"), asking.f_code.co_name) == _INFERENCE:
-            raise UsageError(
-                f"model.inference() of PyG takes its own loaders, not a {type(self).__name__}: use "
-                "gigl_loader.full_graph_inference(model, dataset), which computes the same, layer "
-                "by layer, over all partitions"
-            )
-        return type(self)
-
-    @__class__.setter
-    def __class__(self, kind: type) -> None:
-        vars(object)["__class__"].__set__(self, kind)
+    """Answers code of torch and PyG that takes a loader for one of theirs."""
 
     @property
     def sampler(self) -> Any:
