@@ -113,9 +113,9 @@ class RendezvousTable:
 
         def of_servers(handle: Callable[[Any], Any]) -> Callable[[Any, Peer], Any]:
             def checked(request: Any, peer: Peer) -> Any:
-                server = server_of(peer)
-                named = getattr(request, "rank", None)
-                # of those who meet; what is out of range is refused by `_check`
+                # before it is looked through: a range of 2**40 servers would take for ever
+                self._check(request.servers)
+                server, named = server_of(peer), getattr(request, "rank", None)
                 at = request.servers.index(server) if server in request.servers else None
                 if at is None or named not in (at, None):
                     raise ProtocolError(

@@ -444,6 +444,15 @@ class Condition:
         self._lock.take_back(depth)
         return woken
 
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until it holds."""
+        end = None if timeout is None else self._world.clock.now + timeout
+        while not predicate():
+            left = None if end is None else end - self._world.clock.now
+            if left is not None and left <= 0 or not self.wait(left):
+                return predicate()
+        return True
+
     def notify_all(self) -> None:
         """Wake all."""
         waiting, self._waiting = self._waiting, ()
