@@ -130,13 +130,14 @@ FACES = {
     },
     "batch": {
         # from a message to a batch, and its way to the device
-        "collate": "Batch TRIPLET_ATTRIBUTES add_edge_labels add_labels batch_types to_data "
-        "to_hetero_data transform_outputs with_widened_features",
+        "collate": "Batch TRIPLET_ATTRIBUTES add_edge_labels add_labels batch_types by_anchor "
+        "to_data to_hetero_data transform_outputs with_widened_features",
         "device.copy_stream": "full_device",
         "device.device_memory": "DeviceMemory LentTensors",
         "device.prefetch": "CopyAhead CopyEngine DevicePrefetcher NOT_READY NotReady",
         "edge_ids": "answer_for_edge_ids",
-        "glt_message": "GLTMessage GLTNames own_message",
+        "glt_message": "GLTMessage GLTNames NEGATIVE_LABELS POSITIVE_LABELS own_message "
+        "with_ppr_outputs",
         # the memory of messages: slots of workers, leases of who reads them
         "leases": "BufferPool MessageMemory Packed ServerMemory ShmChannel own_messages "
         "payload_bytes tensors_over",
@@ -165,6 +166,8 @@ FACES = {
         "gpu.kernel_choice": "kernels_for reason_against_warp",
         "gpu.torch_numbers": "signed",
         "kernels.kernel_loaders": "LOADERS",
+        "labeled_anchors": "ABLPNodeSamplerInput NEGATIVE_LABEL_METADATA_KEY "
+        "POSITIVE_LABEL_METADATA_KEY check_labels",
         "neighbor": "NEIGHBOR_KIND SUBGRAPH_KIND",
         "nodes": "NodeLabels",
         # options, which loaders and servers build
@@ -200,9 +203,10 @@ FACES = {
         # the sources, and what they share with servers
         "in_process.device_source": "DeviceSource PartitionedSource",
         "in_process.in_process_source": "InProcessSource",
-        "other_producer": "ProducerSource SamplesForLoader is_producer",
+        "other_producer": "ProducerSource SAMPLING_ERROR SamplesForLoader is_producer",
         "remote_interface": "ABLPInputNodes FETCHED_AS RemoteDataset server_worker_options",
-        "sampled_input": "check_columns check_draw check_seed_times num_batches seed_or_drawn",
+        "sampled_input": "check_columns check_draw check_seed_times chosen_sampler num_batches "
+        "seed_or_drawn",
         "sampling_checks": "check_sampling check_seeds check_workers checked_fanout positive",
         "seed_checks": "SHARDS SeedSummary check_each_once check_same_seeds",
         "staggered_start": "LeaderTurns WorkerTurns",
@@ -238,8 +242,12 @@ FACES = {
         "deployment.process_role": "open_loaders",
         "options.glt_config": "NumNeighbors",
     },
-    "inference": {},
-    "commands": {"cli": "main", "diagnose": "main"},
+    "inference": {
+    },
+    "commands": {
+        "cli": "main",
+        "diagnose": "main",
+    },
 }
 """What other folders may import of a folder, by module. A new name there is a decision: the face
 grows. Of `dataset`, `batch` and `sampler` it is not a dozen names: they are parts that several

@@ -15,26 +15,51 @@ Source:
     ``distributed/dist_loader.py`` (``_collate_fn``).
 """
 
+import ast
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.batch.message import (
     FIELDS,
+    IS_HETERO,
+    LABEL_LINKS,
+    META,
     SampleMessage,
     heterogeneous_field,
     key,
+    label_keys,
     num_seeds,
     spec_of,
     type_name,
 )
-from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.schema import (
+    NEGATIVE,
+    POSITIVE,
+    EdgeType,
+    NodeType,
+    edge_type_str,
+    is_label_edge_type,
+    label_to_message_passing,
+    message_passing_to_negative_label,
+    message_passing_to_positive_label,
+)
 
 _OWN = {glt: spec.name for spec in FIELDS.values() for glt in spec.glt}
 """Fields by graphlearn-torch's names."""
 _NODES, _SEEDS, _LINKS = _OWN["ids"], _OWN["batch"], _OWN["rows"]
+
+POSITIVE_LABELS, NEGATIVE_LABELS = "gigl_positive_labels.", "gigl_negative_labels."
+"""GiGL's names of the labels of anchors, before the text of their label edge type."""
+_LABELS = {
+    POSITIVE: (POSITIVE_LABELS, message_passing_to_positive_label),
+    NEGATIVE: (NEGATIVE_LABELS, message_passing_to_negative_label),
+}
+_LABEL_METADATA = (META + POSITIVE_LABELS, META + NEGATIVE_LABELS)
+_PPR_EDGES, _PPR_WEIGHTS = "ppr_edge_index.", "ppr_weight."
 
 
 class GLTNames:
@@ -43,11 +68,24 @@ class GLTNames:
     Args:
         node_types: Of batches; None: they are homogeneous.
         edge_types: Edge types of batches, by their names in graphlearn-torch's keys.
+        of_graph: Edge types of the graph, those of labels among them.
+        edge_dir: Of the graph.
     """
 
     def __init__(
-        self, node_types: Iterable[NodeType] | None, edge_types: Mapping[str, EdgeType]
+        self,
+        node_types: Iterable[NodeType] | None,
+        edge_types: Mapping[str, EdgeType],
+        of_graph: Iterable[EdgeType] = (),
+        edge_dir: str = "in",
     ) -> None:
+        labels = {name for name in of_graph if is_label_edge_type(name)}
+        self._supervision = dict(
+            named
+            for name in map(label_to_message_passing, labels)
+            for named in ((edge_type_str(name), name), (edge_type_str(name[::-1]), name[::-1]))
+        )
+        self._step = -1 if edge_dir == "in" else 1
         self.node_types = None if node_types is None else list(node_types)
         self.edge_types = {name: type_name(edge_type) for name, edge_type in edge_types.items()}
         """Names of edge types in our keys, by those in graphlearn-torch's."""
@@ -61,6 +99,25 @@ class GLTNames:
         start = self._glt_types.get(of_type, of_type)
         return tuple(f"{start}.{name}" if start else name for name in spec.glt)
 
+    def labels(self, message: SampleMessage) -> SampleMessage:
+        """Return the labels of anchors as GiGL's metadata: ``[num_anchors, most]`` ids, then -1."""
+        found: SampleMessage = {}
+        for name in message:
+            if not name.startswith(LABEL_LINKS):
+                continue
+            column = name[len(LABEL_LINKS) :]
+            sign, _, text = column.partition(":")
+            start, to_label_type = _LABELS[sign]
+            label_type = to_label_type(self._supervision[text])
+            of_type = key(_NODES, label_type[2])
+            nodes = message[of_type if of_type in message else _NODES]
+            links, counts = (message[one] for one in label_keys(column))
+            places = torch.arange(int(counts.max()) if counts.numel() else 0, device=links.device)
+            labels = torch.full((counts.numel(), places.numel()), -1, device=links.device)
+            labels[places < counts.to(links.device)[:, None]] = nodes[links[1]]
+            found[f"{META}{start}{label_type[:: self._step]}"] = labels
+        return found
+
     def own(self, glt: str) -> str:
         """Return our key of one of graphlearn-torch's; itself if it is none."""
         if glt.startswith("#"):
@@ -69,6 +126,33 @@ class GLTNames:
         of_type = self.edge_types.get(of_type, of_type)
         name = _OWN.get(name, name)
         return f"{of_type}.{name}" if of_type else name
+
+
+def with_ppr_outputs(data: Any, metadata: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a batch with the edges that GiGL's PPR sampler sends, and the rest of the metadata.
+
+    Args:
+        data: A batch.
+        metadata: By GiGL's names: ``edge_index`` and ``edge_attr`` of a homogeneous graph;
+            ``ppr_edge_index.`` and ``ppr_weight.`` with the text of an edge type.
+    """
+    rest = dict(metadata)
+    if isinstance(data, Data) and "edge_index" in rest:
+        data.edge_index, data.edge_attr = rest.pop("edge_index"), rest.pop("edge_attr", None)
+    made = {name for name in rest if name.startswith(_PPR_EDGES)}
+    for name in made:
+        text = name.removeprefix(_PPR_EDGES)
+        edges = data if isinstance(data, Data) else data[ast.literal_eval(text)]
+        edges.edge_index, edges.edge_attr = rest.pop(name), rest.pop(_PPR_WEIGHTS + text)
+    if made and isinstance(data, HeteroData):
+        kept = {ast.literal_eval(name.removeprefix(_PPR_EDGES)) for name in made}
+        for edge_type in data.edge_types:
+            if edge_type not in kept and not data[edge_type].get("edge_index", _NO_EDGES).numel():
+                del data[edge_type]
+    return data, rest
+
+
+_NO_EDGES = torch.empty(2, 0, dtype=torch.int64, device="cpu")
 
 
 class GLTMessage(dict[str, Any]):
@@ -81,7 +165,7 @@ class GLTMessage(dict[str, Any]):
     def __init__(self, message: SampleMessage, names: GLTNames) -> None:
         super().__init__()
         self._names = names
-        for name, value in message.items():
+        for name, value in (message | names.labels(message)).items():
             self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -130,7 +214,7 @@ def own_message(
 ) -> SampleMessage:
     """Return a message by our keys; what has such a key already keeps it.
 
-    Types that the message does not name are empty in it, as our own samplers send them.
+    Types that a message of another library does not name are empty, as our own samplers send them.
 
     Args:
         message: By graphlearn-torch's keys, all or some.
@@ -143,6 +227,8 @@ def own_message(
     given = set(message)
     ends: dict[str, dict[str, Tensor]] = {}
     for name, value in message.items():
+        if name.startswith(_LABEL_METADATA):
+            continue  # a copy of what the message has by our keys, or for a hook to take
         found, tensor = names.own(name), _tensor(value)
         if found != name and found.endswith(_LINKS):
             ends.setdefault(found, {})[name.rpartition(".")[2]] = tensor
@@ -151,15 +237,23 @@ def own_message(
     for found, rows in ends.items():
         if found not in given:
             own[found] = torch.stack([rows[name] for name in FIELDS[_LINKS].glt])
-    typed = names.node_types is not None
+    # Our samplers send a homogeneous graph with labels as one without types; others' send types.
+    typed = names.node_types is not None and bool(_tensor(message.get(IS_HETERO, True)).any())
+    seed_type = seed_type if typed else None
     on_host = torch.tensor(typed, dtype=torch.uint8, device="cpu")
     own.setdefault(heterogeneous_field(typed).key, on_host)
+    # else it is a message of ours, which has all types that it needs
+    if typed and all(spec_of(name)[1].glt for name in own):
+        _add_empty_types(own, names)
+    if batch_size is not None and num_seeds(own, seed_type) is None:
+        own[key(_SEEDS, seed_type)] = own[key(_NODES, seed_type)][:batch_size]
+    return own
+
+
+def _add_empty_types(own: SampleMessage, names: GLTNames) -> None:
     nodes = [value for name, value in own.items() if name.endswith(_NODES)]
     empty = torch.empty(2, 0, dtype=torch.int64, device=nodes[0].device if nodes else "cpu")
     for node_type in names.node_types or ():
         own.setdefault(key(_NODES, node_type), empty[0])
     for edge_type in names.edge_types.values():
         own.setdefault(f"{edge_type}.{_LINKS}", empty)
-    if batch_size is not None and num_seeds(own, seed_type) is None:
-        own[key(_SEEDS, seed_type)] = own[key(_NODES, seed_type)][:batch_size]
-    return own

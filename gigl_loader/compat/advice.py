@@ -48,7 +48,7 @@ _LOGGER = 'logging.getLogger(__name__); loggers here are below "gigl_loader"'
 _TYPE_VARIABLE = "a type variable of your own"
 _PPR = "PPRSamplerOptions(...) of a loader; batches then have the edges in their stores"
 _SERVERS_OWN = "loaders and servers make it themselves; DistServer has the calls"
-_LABELS = "batches of DistABLPLoader have y_positive and y_negative; use_label_edge_index_output="
+
 _QUANTIZED = (
     "feature_dtype= of partition_tables(...) stores rows in fewer bits; batches have floats"
 )
@@ -186,12 +186,7 @@ ADVICE: dict[str, dict[str, str]] = {
         _SERVERS_OWN,
     ),
     "gigl_loader.sampler": {
-        **_each("POSITIVE_LABEL_METADATA_KEY NEGATIVE_LABEL_METADATA_KEY", _LABELS),
-        **_each("NODE_PACKED_FEATURES_METADATA_KEY EDGE_PACKED_FEATURES_METADATA_KEY", _QUANTIZED),
-        "ABLPNodeSamplerInput": "ABLPInputNodes, or input_nodes= of DistABLPLoader",
-    },
-    "gigl_loader.sampler_options": {
-        "resolve_sampler_options": "loaders take num_neighbors and sampler_options themselves"
+        **_each("NODE_PACKED_FEATURES_METADATA_KEY EDGE_PACKED_FEATURES_METADATA_KEY", _QUANTIZED)
     },
     "gigl_loader.types.graph": {
         "NodeType": "a str, such as 'user'",
@@ -201,9 +196,6 @@ ADVICE: dict[str, dict[str, str]] = {
         "LoadedGraphTensors": f"PartitionOutput(...) for DistDataset.build; or {_PARTITION}",
     },
     "gigl_loader.utils": _each("write_readiness_signal wait_for_readiness_signal", _READY),
-    "gigl_loader.utils.ablp": _each(
-        "label_edge_index_to_dict remap_labels_to_local_edge_indices", _LABELS
-    ),
     "gigl_loader.utils.channel": _each(
         "SizedShmChannel MonitoredShmChannel",
         "BaseDistLoader.create_colocated_channel(...), and loader.stats() for its use",
@@ -222,19 +214,9 @@ ADVICE: dict[str, dict[str, str]] = {
         "PPRSamplerOptions(typed_channel_ratios=...)",
     ),
     "gigl_loader.utils.neighborloader": {
-        "SamplingClusterSetup": "a loader takes a DistDataset or a RemoteDistDataset",
         "patch_fanout_for_sampling": "BaseDistLoader.create_sampling_config(...) does that",
-        "shard_nodes_by_process": "input_nodes=: a loader takes its process's share of them",
-        "extract_metadata": "a field '#META.name' of a sampler is the attribute name of batches",
-        **_each(
-            "labeled_to_homogeneous strip_non_ppr_edge_types strip_label_edges "
-            "set_missing_features",
-            "leave it out: batches come so",
-        ),
-        **_each("attach_ppr_outputs extract_edge_type_metadata", _PPR),
-        **_each(
-            "materialize_quantized_node_features materialize_quantized_edge_features", _QUANTIZED
-        ),
+        "strip_non_ppr_edge_types": "leave it out: batches come so",
+        "attach_ppr_outputs": _PPR,
     },
     "gigl_loader.utils.networking": _each(
         "write_readiness_signal wait_for_readiness_signal", _READY
@@ -245,7 +227,7 @@ ADVICE: dict[str, dict[str, str]] = {
         "build_partition_book": _PARTITION,
     },
     "gigl_loader.utils.sampling_errors": _each(
-        "SAMPLING_ERROR_KEY encode_sampling_error raise_if_sampling_error",
+        "SAMPLING_ERROR_KEY encode_sampling_error",
         "an error of a sampler comes out of the loop as SamplingError",
     ),
     "gigl_loader.utils.serialized_graph_metadata_translator": {

@@ -190,6 +190,9 @@ class DatasetProperties:
         """Width and dtype of the node features; None where there are none."""
         return self.schema.node_feature_info
 
+    node_quantization_metadata = edge_quantization_metadata = None
+    """GiGL's names: packed columns are floats here."""
+
     @property
     def edge_feature_info(self) -> EdgeInfo:
         """Width and dtype of the edge features; None where there are none."""

@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.errors import ConfigError
 
@@ -79,6 +79,16 @@ class DatasetSchema:
     """By type, the classes of its labels over all partitions, if known."""
     types_with_communities: "tuple[NodeType, ...]" = ()
     """Types whose nodes have communities, which partitioning found."""
+    node_quantization_metadata: InitVar[Any] = None
+    """GiGL's; None: batches have the floats of packed columns."""
+    edge_quantization_metadata: InitVar[Any] = None
+
+    def __post_init__(self, *quantization_metadata: Any) -> None:
+        if any(quantization_metadata):
+            raise ConfigError(
+                "a DatasetSchema takes no quantization metadata: packed columns are read into "
+                "floats, so batches have them as the other columns"
+            )
 
 
 def is_in_batches(attribute: str) -> bool:

@@ -21,7 +21,7 @@ from gigl_loader.batch.collate import (
 )
 from gigl_loader.batch.device.prefetch import CopyEngine
 from gigl_loader.batch.edge_ids import answer_for_edge_ids
-from gigl_loader.batch.glt_message import GLTMessage, GLTNames, own_message
+from gigl_loader.batch.glt_message import GLTMessage, GLTNames, own_message, with_ppr_outputs
 from gigl_loader.batch.message import Received, SampleMessage, is_heterogeneous, stays_on_host
 from gigl_loader.batch.padding import PAD_ATTRIBUTES
 from gigl_loader.dataset.schema import DatasetSchema
@@ -40,6 +40,7 @@ from gigl_loader.loader.foreign_attributes import AnswersOthers, check_overrides
 from gigl_loader.loader.options import glt_config
 from gigl_loader.loader.options.pad_shape import Padding
 from gigl_loader.loader.seed_class_attributes import AnswersGLT
+from gigl_loader.loader.seeds.ablp_input import with_label_sampler
 from gigl_loader.loader.seeds.seed_input import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.seeds.world import check_same_input, check_same_start, check_shard
 from gigl_loader.runtime.glt_classes import (
@@ -195,7 +196,9 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         )
         self._node_feature_info = dataset_schema.node_feature_info
         self._edge_feature_info = dataset_schema.edge_feature_info
-        self._sampler_options = sampler_options
+        self._sampler_options = with_label_sampler(sampler_input, sampler_options)
+        # GiGL's names: packed columns are floats in messages
+        self._node_quantization_metadata = self._edge_quantization_metadata = None
         self._non_blocking_transfers = non_blocking_transfers
         self._runtime = runtime
         self._even_ranks, self._shard = even_ranks, shard
@@ -644,8 +647,10 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         return returned(self._transform(batch), "transform=", self._transform, "the batch")
 
     def _names_of_messages(self) -> GLTNames:
-        types = None if self._dataset_schema.edge_types is None else self._node_types
-        return GLTNames(types, self._etype_str_to_rev if types is not None else {})
+        known = self._dataset_schema.edge_types
+        if known is None:
+            return GLTNames(None, {})
+        return GLTNames(self._node_types, self._etype_str_to_rev, known, self.edge_dir)
 
     def _own_message(self, msg: Mapping[str, Any]) -> SampleMessage:
         """Return a message by our keys."""
@@ -676,6 +681,24 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         if not self.with_edge:
             answer_for_edge_ids(batch)
         return batch
+
+    def _apply_ppr_outputs(
+        self, data: Data | HeteroData, metadata: dict[str, Any]
+    ) -> tuple[Data | HeteroData, dict[str, Any]]:
+        """Put the edges that GiGL's PPR sampler sends as metadata into a batch.
+
+        For the `_collate_fn` of a subclass, as in GiGL; nothing here calls it. Messages of our own
+        samplers have no such metadata, as their edges are edges of the message: the batch comes
+        back as it was.
+
+        Args:
+            data: A batch.
+            metadata: Values of the message, without ``#META.``.
+
+        Returns:
+            The batch, and the rest of the metadata.
+        """
+        return with_ppr_outputs(data, metadata)
 
     # -- end ------------------------------------------------------------------------------------
 

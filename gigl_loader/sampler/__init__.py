@@ -4,7 +4,18 @@ Face: `options`, `plan`, `kinds`, `bounds`, the samplers; parts of `rows`, `row_
 Must not know: processes, sockets, epochs, who owns rows.
 """
 
+import importlib
 import os
+from typing import Any
 
 # The answers to GiGL's names of `gigl.distributed.sampler`
 __path__ += [os.path.join(os.path.dirname(os.path.dirname(__file__)), "compat", "answers")]
+
+
+_OF_GIGL = "ABLPNodeSamplerInput", "POSITIVE_LABEL_METADATA_KEY", "NEGATIVE_LABEL_METADATA_KEY"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_GIGL:  # names of that module that exist here
+        return getattr(importlib.import_module("gigl_loader.sampler.labeled_anchors"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

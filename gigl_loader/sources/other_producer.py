@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
 """Seconds between two looks at the processes of a producer that sends nothing."""
-_ERROR = "#SAMPLING_ERROR"
+SAMPLING_ERROR = "#SAMPLING_ERROR"
 """GiGL's key of a message that is an error: its text in UTF-8."""
 _NOTHING = object()
 
@@ -206,8 +206,8 @@ class ProducerSource:
                     "batch really takes that long, raise `timeout`"
                 )
         self._num_sent -= 1
-        if _ERROR in message:
-            text = bytes(torch.as_tensor(message[_ERROR], device="cpu").tolist()).decode(
+        if SAMPLING_ERROR in message:
+            text = bytes(torch.as_tensor(message[SAMPLING_ERROR], device="cpu").tolist()).decode(
                 errors="replace"
             )
             raise SamplingError(f"a sampler of {self.name}", text.strip().rpartition("\n")[2], text)

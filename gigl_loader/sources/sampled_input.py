@@ -12,6 +12,7 @@ from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    NodeType,
     is_label_edge_type,
 )
 from gigl_loader.errors import ConfigError
@@ -20,9 +21,14 @@ from gigl_loader.runtime.memory import tensors
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
-from gigl_loader.sampler.options import CustomSamplerOptions, SamplerOptions, SourceOptions
+from gigl_loader.sampler.options import (
+    CustomSamplerOptions,
+    PPRSamplerOptions,
+    SamplerOptions,
+    SourceOptions,
+)
 from gigl_loader.sampler.plan import SamplingPlan, SeedInput
-from gigl_loader.sampler.ppr.ppr_sampler import PPR_KIND
+from gigl_loader.sampler.ppr.ppr_sampler import PPR_KIND, ppr_around
 from gigl_loader.sampler.sampler_kinds import SamplerKind
 
 logger = logging.getLogger(__name__)
@@ -40,6 +46,23 @@ def sampler_kind(options: SamplerOptions | None) -> SamplerKind:
     if own is None:
         return SamplerKind(options.class_path, options.keywords)
     return own.with_keywords(options.keywords)
+
+
+def chosen_sampler(
+    options: SamplerOptions | None, default: SamplerKind, input_type: NodeType | None
+) -> SamplerOptions | None:
+    """Return the options that name the workers' sampler by its path, or ``options`` as they are.
+
+    Args:
+        options: The user's.
+        default: The sampler of the loader, or of its input.
+        input_type: Node type of the seeds; None: homogeneous.
+    """
+    if isinstance(options, PPRSamplerOptions):
+        default = ppr_around(default, input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE, options)
+    elif isinstance(options, CustomSamplerOptions) or default == NEIGHBOR_KIND:
+        return options
+    return CustomSamplerOptions(default.path, default.keywords)
 
 
 def epoch_order(

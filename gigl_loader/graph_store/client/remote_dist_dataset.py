@@ -113,6 +113,12 @@ class RemoteDistDataset:
         """Return width and dtype of the edge features."""
         return self.fetch_schema().edge_feature_info
 
+    def fetch_node_quantization_metadata(self) -> None:
+        """Return None; GiGL's: packed columns are floats in batches."""
+
+    def fetch_edge_quantization_metadata(self) -> None:
+        """Return None; see `fetch_node_quantization_metadata`."""
+
     def fetch_edge_dir(self) -> EdgeDir:
         """Return the direction in which nodes are expanded."""
         return self.fetch_schema().edge_dir

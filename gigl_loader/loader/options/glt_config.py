@@ -13,6 +13,7 @@ from gigl_loader.batch.leases import ShmChannel
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError
+from gigl_loader.loader.seeds.ablp_input import with_label_sampler
 from gigl_loader.runtime.glt_classes import (
     Dataset,
     MpDistSamplingWorkerOptions,
@@ -185,15 +186,16 @@ def create_mp_producer(
 
     Args:
         dataset: The dataset.
-        sampler_input: Seeds.
+        sampler_input: Seeds; an `ABLPNodeSamplerInput`: anchors, whose labels are sampled, too.
         sampling_config: From `create_sampling_config`.
         worker_options: From `create_colocated_worker_options`.
         sampler_options: The sampler of the workers.
         channel_name: GiGL's, for metrics of it; ``loader.stats()`` has them here.
     """
     channel = create_colocated_channel(worker_options)
+    chosen = with_label_sampler(sampler_input, sampler_options)
     return DistSamplingProducer(
-        dataset, sampler_input, sampling_config, worker_options, channel, sampler_options
+        dataset, sampler_input, sampling_config, worker_options, channel, chosen
     )
 
 

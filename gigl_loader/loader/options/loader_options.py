@@ -13,13 +13,7 @@ import torch
 
 from gigl_loader.batch.device.copy_stream import full_device
 from gigl_loader.dataset.cache_options import CacheOptions
-from gigl_loader.dataset.schema import (
-    DEFAULT_HOMOGENEOUS_NODE_TYPE,
-    PPR,
-    DatasetSchema,
-    NodeType,
-    is_label_edge_type,
-)
+from gigl_loader.dataset.schema import PPR, DatasetSchema, NodeType, is_label_edge_type
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.deployment.job_ranks import DistributedContext
 from gigl_loader.loader.options.glt_config import (
@@ -34,14 +28,12 @@ from gigl_loader.loader.seeds.seed_groups import GroupSource, SeedGroups
 from gigl_loader.loader.seeds.world import check_shard
 from gigl_loader.runtime.glt_classes import SamplingConfig
 from gigl_loader.runtime.sizes import parse_size
-from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.sampler.options import (
     DEFAULT_GROUPS_PER_BATCH,
     DEFAULT_MAX_RESTARTS,
     DEFAULT_RECONNECT_S,
     DEFAULT_TIMEOUT_S,
     GROUPS,
-    CustomSamplerOptions,
     EvenRanks,
     Exchange,
     ExpansionKeywords,
@@ -55,9 +47,8 @@ from gigl_loader.sampler.options import (
     SourceOptions,
     options_of_batches,
 )
-from gigl_loader.sampler.ppr.ppr_sampler import ppr_around
 from gigl_loader.sampler.sampler_kinds import SamplerKind
-from gigl_loader.sources.sampled_input import check_draw, seed_or_drawn
+from gigl_loader.sources.sampled_input import check_draw, chosen_sampler, seed_or_drawn
 from gigl_loader.sources.sampling_checks import check_workers, positive
 
 
@@ -321,13 +312,9 @@ class LoaderOptions:
         Raises:
             ConfigError: PPR cannot be combined with the graph or another option.
         """
-        options, sampler = self.sampler_options, default
-        if isinstance(options, PPRSamplerOptions):
-            self._check_ppr(options, schema)
-            sampler = ppr_around(default, input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE, options)
-        elif isinstance(options, CustomSamplerOptions) or default == NEIGHBOR_KIND:
-            return self
-        chosen = CustomSamplerOptions(sampler.path, sampler.keywords)
+        if isinstance(self.sampler_options, PPRSamplerOptions):
+            self._check_ppr(self.sampler_options, schema)
+        chosen = chosen_sampler(self.sampler_options, default, input_type)
         return dataclasses.replace(self, sampler_options=chosen)
 
     def _check_ppr(self, options: PPRSamplerOptions, schema: DatasetSchema) -> None:

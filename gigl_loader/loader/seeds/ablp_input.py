@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gigl_loader.batch.message import label_column
 from gigl_loader.dataset.schema import (
@@ -21,8 +20,27 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.loader.seeds.seed_input import check_servers
 from gigl_loader.runtime.glt_classes import NodeSamplerInput
+from gigl_loader.sampler.anchors import ANCHOR_KIND
+from gigl_loader.sampler.labeled_anchors import check_labels
+from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
+from gigl_loader.sampler.options import SamplerOptions
+from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.remote_interface import ABLPInputNodes
+from gigl_loader.sources.sampled_input import chosen_sampler
 from gigl_loader.sources.sampling_checks import check_seeds
+
+
+def with_label_sampler(
+    sampler_input: Any, sampler_options: SamplerOptions | None
+) -> SamplerOptions | None:
+    """Return the options of the workers' sampler: that of anchors, if the input has labels."""
+    inputs = sampler_input if isinstance(sampler_input, list) else [sampler_input]
+    supervision = [name for one in inputs for name in getattr(one, "supervision", ())]
+    default: SamplerKind = NEIGHBOR_KIND
+    if supervision:
+        labels = {"supervision": tuple(dict.fromkeys(supervision)), "labels_in_input": True}
+        default = ANCHOR_KIND.with_keywords(labels)
+    return chosen_sampler(sampler_options, default, inputs[0].input_type if inputs else None)
 
 
 def link_inputs(
@@ -81,27 +99,6 @@ def _one_input(
                 f"{where}.labels[{edge_type}][{position}]",
             )
     return found
-
-
-def check_labels(labels: Any, num_anchors: int, num_nodes: int, where: str) -> Tensor:
-    """Return ``labels`` if they are ``[num_anchors, most]`` int64 ids or -1.
-
-    Raises:
-        ConfigError: Wrong shape, dtype or range.
-    """
-    shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-    if not isinstance(labels, Tensor) or labels.dim() != 2 or labels.dtype != torch.int64:
-        raise ConfigError(f"{where} must be [anchors, most labels] int64, got {shape}")
-    if labels.size(0) != num_anchors:
-        raise ConfigError(f"{where} has {labels.size(0)} rows for {num_anchors} anchors")
-    wrong = (labels < -1) | (labels >= num_nodes)
-    if bool(wrong.any()):
-        row, column = wrong.nonzero()[0].tolist()
-        raise ConfigError(
-            f"{where}[{row}, {column}] = {int(labels[row, column])} is no node id: ids are in "
-            f"[0, {num_nodes}), and -1 fills a row up"
-        )
-    return labels
 
 
 def _check_kind(input_nodes: Any) -> None:

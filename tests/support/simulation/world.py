@@ -449,7 +449,7 @@ class Condition:
         end = None if timeout is None else self._world.clock.now + timeout
         while not predicate():
             left = None if end is None else end - self._world.clock.now
-            if left is not None and left <= 0 or not self.wait(left):
+            if (left is not None and left <= 0) or not self.wait(left):
                 return predicate()
         return True
 
