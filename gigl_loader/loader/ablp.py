@@ -15,9 +15,9 @@ from gigl_loader.batch.message import SampleMessage
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.build_parts import start_loader
+from gigl_loader.loader.build_parts import LoaderInSteps, start_loader
 from gigl_loader.loader.deployment.job_ranks import DistributedContext
+from gigl_loader.loader.foreign_attributes import LABELS
 from gigl_loader.loader.node_loader import local_input
 from gigl_loader.loader.options.glt_config import Device, NumNeighbors
 from gigl_loader.loader.options.loader_options import LoaderKeywords, LoaderOptions
@@ -26,6 +26,7 @@ from gigl_loader.loader.seeds.ablp_input import (
     check_anchor_type,
     excluded_types,
     link_inputs,
+    supervision_of,
     supervision_types,
 )
 from gigl_loader.loader.seeds.seed_input import (
@@ -36,6 +37,7 @@ from gigl_loader.loader.seeds.seed_input import (
     check_time_given,
 )
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
+from gigl_loader.runtime.user_functions import check_overrides
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.options import SamplerOptions, Shuffle
 from gigl_loader.sampler.sampler_kinds import SamplerKind
@@ -47,7 +49,7 @@ B = TypeVar("B")
 
 
 @with_keywords()
-class DistABLPLoader(BaseDistLoader):
+class DistABLPLoader(LoaderInSteps):
     """Yields batches for anchor-based link prediction.
 
     A batch holds the anchors, their positives and negatives, and the neighbourhood of all of them.
@@ -196,6 +198,10 @@ class DistABLPLoader(BaseDistLoader):
         PeerError: A worker could not be started; none is left.
     """
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        check_overrides(cls, DistABLPLoader, LABELS)
+
     def __init__(
         self,
         dataset: Dataset | RemoteDataset,
@@ -252,9 +258,9 @@ class DistABLPLoader(BaseDistLoader):
             )
         self._use_label_edge_index_output = use_label_edge_index_output
 
-        def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerKind]:
+        def local(nodes: Any, data: DistDataset) -> tuple[NodeSamplerInput, SamplerKind]:
             self._supervision = supervision_types(data.schema, supervision_edge_type)
-            anchors = local_input(data, input_nodes)
+            anchors = local_input(data, nodes)
             check_anchor_type(self._supervision, anchors.input_type)
             sampler = ablp_sampler_kind(
                 data.schema,
@@ -264,20 +270,31 @@ class DistABLPLoader(BaseDistLoader):
             )
             return add_times(anchors, input_time), sampler
 
-        def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
+        def store(nodes: Any, dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
             if supervision_edge_type is not None:
                 raise ConfigError(
                     f"supervision_edge_type={supervision_edge_type} belongs to colocated mode: "
                     "with a graph store, give it to fetch_ablp_input"
                 )
             servers = range(dataset.cluster_info.num_storage_nodes)
-            self._supervision, inputs = link_inputs(input_nodes, dataset.fetch_num_nodes(), servers)
+            self._supervision, inputs = link_inputs(nodes, dataset.fetch_num_nodes(), servers)
             sampler = ablp_sampler_kind(
                 dataset.fetch_schema(), self._supervision, exclude_supervision, labels_in_input=True
             )
             return add_times_by_server(inputs, input_time), sampler
 
-        start_loader(self, dataset, options, local=local, store=store)
+        start_loader(self, dataset, options, input_nodes, local=local, store=store)
+
+    def _sampler_of(self, sampler_input: Any) -> SamplerKind:
+        inputs = sampler_input if isinstance(sampler_input, list) else [sampler_input]
+        self._supervision = supervision_of(inputs)
+        if not self._supervision:
+            raise ConfigError(
+                f"a hook of {type(self).__name__} returned anchors without labels: return an "
+                "ABLPNodeSamplerInput of gigl_loader.sampler, or what super() returned"
+            )
+        labels = {"supervision": tuple(self._supervision), "labels_in_input": True}
+        return ANCHOR_KIND.with_keywords(labels)
 
     def _own_options(self) -> dict[str, Any]:
         return {"use_label_edge_index_output": self._use_label_edge_index_output}

@@ -36,7 +36,7 @@ from gigl_loader.loader.epochs.epoch import EpochProgress, LoaderStats, link_byt
 from gigl_loader.loader.epochs.iterator import EpochIterator, Epochs, check_length
 from gigl_loader.loader.epochs.state_options import OPTIONS, graph_text, recorded_options
 from gigl_loader.loader.fixed_attributes import FixedOptions
-from gigl_loader.loader.foreign_attributes import AnswersOthers, check_overrides
+from gigl_loader.loader.foreign_attributes import NOT_CALLED, AnswersOthers
 from gigl_loader.loader.options import glt_config
 from gigl_loader.loader.options.pad_shape import Padding
 from gigl_loader.loader.seed_class_attributes import AnswersGLT
@@ -54,7 +54,7 @@ from gigl_loader.runtime.glt_classes import (
     get_context,
 )
 from gigl_loader.runtime.ranks.collectives import COULD_NOT_BUILD, report_failure_to_ranks
-from gigl_loader.runtime.user_functions import returned
+from gigl_loader.runtime.user_functions import check_overrides, returned
 from gigl_loader.sampler.options import (
     EvenRanks,
     SamplerOptions,
@@ -143,7 +143,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        check_overrides(cls, BaseDistLoader)
+        check_overrides(cls, BaseDistLoader, NOT_CALLED)
         cls._has_own_collate = cls._collate_fn is not BaseDistLoader._collate_fn
 
     def __init__(

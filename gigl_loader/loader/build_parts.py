@@ -3,16 +3,17 @@
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from gigl_loader.dataset.dist_dataset import DistDataset
-from gigl_loader.errors import ConfigError, explained_limits
+from gigl_loader.dataset.schema import DatasetSchema
+from gigl_loader.errors import ConfigError, WrongTypeError, explained_limits
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.deployment.job_ranks import (
     DistributedRuntimeInfo,
@@ -41,9 +42,14 @@ from gigl_loader.runtime.glt_classes import (
     CollocatedDistSamplingWorkerOptions,
     MpDistSamplingWorkerOptions,
     NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
     SamplingConfig,
 )
-from gigl_loader.runtime.ranks.collectives import end_group
+from gigl_loader.runtime.ranks.collectives import (
+    COULD_NOT_BUILD,
+    end_group,
+    report_failure_to_ranks,
+)
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.batch_source import BatchSource
@@ -54,9 +60,6 @@ from gigl_loader.sources.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
 
-LEAST_PREFETCH = 4
-"""Batches that are requested ahead from each storage server, where workers have fewer each."""
-
 
 def is_remote(dataset: Any) -> bool:
     """Return whether ``dataset`` is a handle on a graph store."""
@@ -64,16 +67,142 @@ def is_remote(dataset: Any) -> bool:
     return hasattr(dataset, "fetch_node_ids")
 
 
-LocalInput = Callable[[DistDataset], tuple[NodeSamplerInput, SamplerKind]]
-"""Returns the checked input of all processes of this machine, and the loader's own sampler."""
-StoreInput = Callable[[Any], tuple[list[NodeSamplerInput], SamplerKind]]
+LocalInput = Callable[[Any, DistDataset], tuple[NodeSamplerInput, SamplerKind]]
+"""Returns, from the user's seeds, the checked input of all processes of this machine, and the
+loader's own sampler."""
+StoreInput = Callable[[Any, Any], tuple[list[NodeSamplerInput], SamplerKind]]
 """Returns the same for a graph store: the input of each server, empty ones included."""
+MakeSource = Callable[..., BatchSource]
+"""Makes a source from dataset, input and config, without starting it."""
+WorkerOptions: TypeAlias = MpDistSamplingWorkerOptions | CollocatedDistSamplingWorkerOptions
+
+
+@dataclass
+class Steps:
+    """A loader that is being built: what its hooks are given, and what they made."""
+
+    options: LoaderOptions
+    runtime: DistributedRuntimeInfo
+    local: LocalInput
+    store: StoreInput
+    kind: str
+    """Name of the loader's class."""
+    name: str = ""
+    """Of the loader on a graph store: the same on all ranks, and no other loader's."""
+    shared_by: str | None = None
+    device: torch.device | None = None
+    """Of the batches; None: as the options say."""
+    made: dict[str, Any] | None = None
+    """Arguments of `BaseDistLoader`; None: no hook of ours has been called."""
+    given: LoaderOptions | None = None
+    """The options, with the sampler."""
+    has_told: bool = False
+    """Whether this rank took part in the exchange of inputs, or sent its error there."""
+    has_failed: bool = False
+    """Whether all ranks know of an error by that exchange."""
+
+    def colocated(
+        self, dataset: Any, local: LocalInput, input_nodes: Any, *, is_share: bool = False
+    ) -> None:
+        """Make the arguments of a loader that samples here; see `_colocated_arguments`."""
+        self.has_told = True
+        try:
+            self.made = _colocated_arguments(self, dataset, partial(local, input_nodes), is_share)
+        except Exception:
+            self.has_failed = True
+            raise
+
+    def remote(self, dataset: Any, inputs: list[NodeSamplerInput], sampler: SamplerKind) -> None:
+        """Make the arguments of a loader on a graph store; see `remote_arguments`."""
+        self.made = remote_arguments(
+            dataset, self.options, self.runtime, inputs, self.name, sampler, self.shared_by
+        )
+
+    def change(self, **given: Any) -> None:
+        """Take options and places that a subclass's hook changed."""
+        of_job = {key: given.pop(key) for key in tuple(given) if hasattr(self.runtime, key)}
+        self.runtime = replace(self.runtime, **of_job)
+        if any(getattr(self.options, key) != value for key, value in given.items()):
+            self.options = replace(self.options, **given)
+
+
+class LoaderInSteps(BaseDistLoader):
+    """A loader that makes its own arguments, in GiGL's steps, which a subclass may change.
+
+    An override gets these keywords. It calls ``super()`` with them, changed or not, and may change
+    what that returns; or it returns three parts of its own, made by the static methods of
+    `BaseDistLoader`. Its input is then this process's alone: nothing is split over ranks.
+    """
+
+    _steps: Steps
+
+    def _setup_for_colocated(
+        self,
+        input_nodes: Any,
+        dataset: Any,
+        local_rank: int,
+        local_world_size: int,
+        device: torch.device,
+        master_ip_address: str,
+        node_rank: int,
+        node_world_size: int,
+        num_workers: int,
+        worker_concurrency: int,
+        channel_size: int | str,
+        num_cpu_threads: int | None,
+    ) -> tuple[NodeSamplerInput, WorkerOptions, DatasetSchema]:
+        """Return this process's input, the options of its workers, and the dataset's schema."""
+        steps = self._steps
+        steps.change(
+            local_rank=local_rank,
+            local_world_size=local_world_size,
+            master_ip_address=master_ip_address,
+            node_rank=node_rank,
+            node_world_size=node_world_size,
+            num_workers=num_workers,
+            worker_concurrency=worker_concurrency,
+            channel_size=channel_size,
+            num_cpu_threads=num_cpu_threads,
+        )
+        steps.device = torch.device(device)
+        steps.colocated(dataset, steps.local, input_nodes)
+        return _parts(steps)
+
+    def _setup_for_graph_store(
+        self,
+        input_nodes: Any,
+        dataset: Any,
+        num_workers: int,
+        worker_concurrency: int,
+        prefetch_size: int,
+        channel_size: int | str,
+    ) -> tuple[list[NodeSamplerInput], RemoteDistSamplingWorkerOptions, DatasetSchema]:
+        """Return the input of each storage server, the options there, and the dataset's schema."""
+        self._steps.change(
+            num_workers=num_workers,
+            worker_concurrency=worker_concurrency,
+            prefetch_size=prefetch_size,
+            channel_size=channel_size,
+        )
+        self._steps.remote(dataset, *self._steps.store(input_nodes, dataset))
+        return _parts(self._steps)
+
+    def _sampler_of(self, sampler_input: Any) -> SamplerKind:
+        """Return the loader's own sampler, of an input that a subclass's hook made."""
+        return NEIGHBOR_KIND
+
+
+def _parts(steps: Steps) -> tuple[Any, Any, Any]:
+    """Return what GiGL's hooks return of a loader's arguments."""
+    made = steps.made or {}
+    return made["sampler_input"], made["worker_options"], made["dataset_schema"]
 
 
 def start_loader(
-    loader: BaseDistLoader,
+    loader: LoaderInSteps,
     dataset: Any,
     options: LoaderOptions,
+    input_nodes: Any,
     *,
     local: LocalInput,
     store: StoreInput,
@@ -84,6 +213,7 @@ def start_loader(
         loader: Not initialised yet.
         dataset: Ours or GLT's, or a ``RemoteDistDataset``.
         options: The user's options.
+        input_nodes: The user's seeds.
         local: Called if the dataset is on this machine; its errors are sent to the other ranks.
         store: Called if the dataset is on a graph store.
 
@@ -95,64 +225,157 @@ def start_loader(
         options.context, options.local_process_rank, options.local_process_world_size
     )
     kind = type(loader).__name__
+    steps = loader._steps = Steps(options, runtime, local, store, kind)
     try:
         if is_remote(dataset):
-            inputs, sampler = store(dataset)
             # Ranks build their loaders in the same order, so a running number names the same
             # loader on all: servers tell producers apart by it.
-            name = f"{kind} {next(_numbers[kind])}"
-            arguments = remote_arguments(
-                dataset, options, runtime, inputs, name, sampler, loader.shared_by
-            )
-            seeds = sum(map(len, inputs))
-            log_start(kind, remote_seeds(inputs), seeds, seeds)
+            steps.name, steps.shared_by = f"{kind} {next(_numbers[kind])}", loader.shared_by
+            arguments = _set_up_on_servers(loader, dataset, steps, input_nodes)
+            seeds = sum(map(len, arguments["sampler_input"]))
+            log_start(kind, remote_seeds(arguments["sampler_input"]), seeds, seeds)
         else:
-            arguments = colocated_arguments(dataset, options, runtime, local, kind)
+            arguments = _set_up_here(loader, dataset, steps, input_nodes)
+            seeds = len(arguments["sampler_input"])
     finally:
         # With a deprecated `context`, a group exists for the exchange while the loader is built,
         # and ends before workers start: GiGL's loaders leave none behind.
         if runtime.should_cleanup_distributed_context and dist.is_initialized():
             end_group()
-    found = arguments["sampler_input"]
-    seeds = sum(map(len, found if isinstance(found, list) else [found]))
     left_out = not getattr(loader, GAVE_BATCH_SIZE, True)
-    log_slips(options, seeds=seeds, batch_size_left_out=left_out)
-    BaseDistLoader.__init__(loader, **arguments, **options.for_base_loader())
+    log_slips(steps.options, seeds=seeds, batch_size_left_out=left_out)
+    del loader._steps
+    BaseDistLoader.__init__(loader, **arguments, **steps.options.for_base_loader())
 
 
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
 """Counts the loaders of this process on graph stores, by the name of their class."""
 
 
-MakeSource = Callable[..., BatchSource]
-"""Makes a source from dataset, input and config, without starting it."""
-
-
 @explained_limits("building a loader")
-def colocated_arguments(
-    dataset: Any,
-    options: LoaderOptions,
-    runtime: DistributedRuntimeInfo,
-    make_input: LocalInput,
-    kind: str,
+def _set_up_here(
+    loader: LoaderInSteps, dataset: Any, steps: Steps, input_nodes: Any
 ) -> dict[str, Any]:
-    """Return the arguments of `BaseDistLoader` for a loader that samples on this machine.
+    """Return the arguments of `BaseDistLoader` for a loader that samples on this machine."""
+    options, runtime = steps.options, steps.runtime
+    try:
+        loader.to_device = steps.device = options.batch_device(runtime.local_rank)
+        found = loader._setup_for_colocated(
+            input_nodes=input_nodes,
+            dataset=dataset,
+            local_rank=runtime.local_rank,
+            local_world_size=runtime.local_world_size,
+            device=steps.device,
+            master_ip_address=runtime.master_ip_address,
+            node_rank=runtime.node_rank,
+            node_world_size=runtime.node_world_size,
+            num_workers=options.num_workers,
+            worker_concurrency=options.worker_concurrency,
+            channel_size=options.channel_size,
+            num_cpu_threads=options.num_cpu_threads,
+        )
+        _check_parts(loader, "_setup_for_colocated", found)
+        if steps.made is None:  # the hook made them itself, and its input is a share already
+            kind = loader._sampler_of(found[0])
+            steps.colocated(dataset, lambda nodes, _: (nodes, kind), found[0], is_share=True)
+        made = _with_parts(steps, found)
+        make = source_maker(made["worker_options"], steps.given or options, made["device"], dataset)
+        made["producer"] = make(
+            made["dataset"],
+            made["sampler_input"],
+            made["sampling_config"],
+            sampler_options=made["sampler_options"],
+            source_options=made["source_options"],
+        )
+    except Exception:
+        if steps.has_failed:
+            raise
+        # the others wait for this rank, at the exchange of inputs or at that of their steps
+        told = report_failure_to_ranks(COULD_NOT_BUILD) if steps.has_told else error_sent_to_ranks()
+        with told:
+            raise
+    return made
+
+
+def _set_up_on_servers(
+    loader: LoaderInSteps, dataset: Any, steps: Steps, input_nodes: Any
+) -> dict[str, Any]:
+    """Return the arguments of `BaseDistLoader` for a loader on a graph store."""
+    options = steps.options
+    loader.to_device = options.batch_device(steps.runtime.local_rank)
+    found = loader._setup_for_graph_store(
+        input_nodes=input_nodes,
+        dataset=dataset,
+        num_workers=options.num_workers,
+        worker_concurrency=options.worker_concurrency,
+        prefetch_size=options.batches_ahead,
+        channel_size=options.channel_size,
+    )
+    _check_parts(loader, "_setup_for_graph_store", found)
+    if steps.made is None:
+        steps.remote(dataset, list(found[0]), loader._sampler_of(found[0]))
+    return _with_parts(steps, found)
+
+
+def _check_parts(loader: LoaderInSteps, hook: str, found: Any) -> None:
+    # GiGL's later hook returns the key of a backend, too
+    if not isinstance(found, tuple) or len(found) not in (3, 4):
+        raise WrongTypeError(
+            f"{type(loader).__name__}.{hook} has to return (sampler_input, worker_options, "
+            f"dataset_schema), as super().{hook}(...) does; got {type(found).__name__}"
+        )
+
+
+def _with_parts(steps: Steps, found: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the arguments, with the parts that a hook returned."""
+    made = steps.made
+    assert made is not None
+    sampler_input, worker_options, schema = found[:3]
+    for old, new in zip(_listed(made["sampler_input"]), _listed(sampler_input), strict=True):
+        lost = set(_columns(old)) - set(_columns(new))
+        if lost and len(new):
+            raise ConfigError(
+                f"the input that a hook of {steps.kind} returned lacks the columns {sorted(lost)} "
+                "of its seeds: copy the attribute `extra`, cut as the seeds are"
+            )
+    if schema is not made["dataset_schema"]:
+        made["sampling_config"] = steps.options.sampling_config(schema)
+    made.update(sampler_input=sampler_input, worker_options=worker_options, dataset_schema=schema)
+    return made
+
+
+def _listed(sampler_input: Any) -> list[Any]:
+    return sampler_input if isinstance(sampler_input, list) else [sampler_input]
+
+
+def _columns(sampler_input: Any) -> dict[str, Any]:
+    return getattr(sampler_input, "extra", None) or {}
+
+
+def _colocated_arguments(
+    steps: Steps,
+    dataset: Any,
+    make_input: Callable[[DistDataset], tuple[NodeSamplerInput, SamplerKind]],
+    is_share: bool,
+) -> dict[str, Any]:
+    """Return the arguments of `BaseDistLoader`, but the producer.
 
     Args:
+        steps: What is known of the loader.
         dataset: Ours or GLT's.
-        options: The user's options.
-        runtime: This process's place in the job.
         make_input: Returns the input of this machine, and the loader's own sampler.
-        kind: The loader's class, for the log.
+        is_share: That is the input of this process alone, which other ranks may have, too.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given an invalid value.
     """
+    options, runtime = steps.options, steps.runtime
     with error_sent_to_ranks():
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
         given = options.with_chosen_sampler(sampler, data.schema, whole.input_type)
-        source_options, device = given.source_options(), given.batch_device(runtime.local_rank)
+        source_options = given.source_options()
+        device = steps.device or given.batch_device(runtime.local_rank)
         check_on_device(data, device, in_process=given.in_process)
         padding = make_padding(
             options,
@@ -167,6 +390,8 @@ def colocated_arguments(
         if groups is not None:
             groups.check_attribute(data)
     same = given.same_on_all_ranks(config, source_options)
+    if is_share:
+        same |= {"shard": "none"}
     told = RankInput(
         seed=source_options.seed,
         weighted=weighted_types(data) if given.is_weighted else None,
@@ -183,14 +408,13 @@ def colocated_arguments(
     if groups is not None:
         groups.add_to([sampler_input], data, given.groups_per_batch)
     own, given_seeds = sampler_input.node.numel(), whole.node.numel()
-    log_start(kind, local_seeds(data, whole), own, given_seeds)
+    log_start(steps.kind, local_seeds(data, whole), own, given_seeds)
     # Before the producer exists, since its plan has the seed in every draw.
     source_options = replace(source_options, seed=seed)
     if device.type == "cpu" and given.num_cpu_threads is not None:
         torch.set_num_threads(given.num_cpu_threads)
     join_worker_group(runtime.rank, runtime.world_size)
-    samples = _in_this_process if given.in_process else in_workers
-    worker_options, producer = samples(given, runtime, device, data)
+    steps.given = given
     return {
         "dataset": data,
         "sampler_input": sampler_input,
@@ -198,25 +422,21 @@ def colocated_arguments(
         "sampling_config": config,
         "device": device,
         "runtime": runtime,
-        "worker_options": worker_options,
+        "worker_options": worker_options_of(given, runtime, device, data),
         "sampler_options": given.sampler_options,
         "source_options": source_options,
         "padding": padding,
-        "producer": producer(
-            data,
-            sampler_input,
-            config,
-            sampler_options=given.sampler_options,
-            source_options=source_options,
-        ),
     }
 
 
-def in_workers(
+def worker_options_of(
     given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, data: DistDataset
-) -> tuple[MpDistSamplingWorkerOptions, MakeSource]:
-    """Return the options of sampling processes, and a function that makes their producer."""
-    options = BaseDistLoader.create_colocated_worker_options(
+) -> WorkerOptions:
+    """Return the options of sampling processes, or their replacement without any."""
+    if given.in_process:
+        return CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
+    log_workers(given.num_workers, runtime.local_world_size)
+    return BaseDistLoader.create_colocated_worker_options(
         dataset_num_partitions=data.num_partitions,
         num_workers=given.num_workers,
         worker_concurrency=given.worker_concurrency,
@@ -226,29 +446,29 @@ def in_workers(
         channel_size=given.channel_size,
         pin_memory=device.type == "cuda",
     )
-    log_workers(given.num_workers, runtime.local_world_size)
-    channel = BaseDistLoader.create_colocated_channel(options, device=device)
-    return options, partial(
-        DistSamplingProducer,
-        worker_options=options,
-        channel=channel,
-        worker_init_fn=given.worker_init_fn,
-    )
 
 
-def _in_this_process(
-    given: LoaderOptions, runtime: DistributedRuntimeInfo, device: torch.device, data: DistDataset
-) -> tuple[CollocatedDistSamplingWorkerOptions, MakeSource]:
-    """Return the replacement of worker options, and a maker of sources without workers."""
-    options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
+def source_maker(
+    worker_options: WorkerOptions, given: LoaderOptions, device: torch.device, dataset: Any
+) -> MakeSource:
+    """Return a function that makes the producer, or the source without workers."""
+    if isinstance(worker_options, MpDistSamplingWorkerOptions):
+        return partial(
+            DistSamplingProducer,
+            worker_options=worker_options,
+            channel=BaseDistLoader.create_colocated_channel(worker_options, device=device),
+            worker_init_fn=given.worker_init_fn,
+        )
     source: MakeSource = InProcessSource
-    if data.placement is not None:
-        source = DeviceSource if data.num_partitions == 1 else PartitionedSource
-    return options, partial(source, concurrency=given.worker_concurrency, device=device)
+    if getattr(dataset, "placement", None) is not None:
+        source = DeviceSource if dataset.num_partitions == 1 else PartitionedSource
+    return partial(source, concurrency=given.worker_concurrency, device=device)
 
 
 def _check_colocated(
-    dataset: Any, given: LoaderOptions, make_input: LocalInput
+    dataset: Any,
+    given: LoaderOptions,
+    make_input: Callable[[DistDataset], tuple[NodeSamplerInput, SamplerKind]],
 ) -> tuple[DistDataset, NodeSamplerInput, SamplerKind, SamplingConfig]:
     """Return the checked dataset, input of the whole machine, its sampler, and config."""
     if given.prefetch_size is not None:
@@ -316,9 +536,6 @@ def remote_arguments(
     given = options.with_chosen_sampler(default_sampler, schema, inputs[0].input_type)
     num_nodes = dataset.fetch_num_nodes()
     given.check_feature_store(schema, num_nodes)
-    prefetch = given.prefetch_size
-    if prefetch is None:
-        prefetch = max(LEAST_PREFETCH, given.worker_concurrency)
     remote_source().check_joined(runtime.rank, runtime.world_size)
     groups = given.group_source(inputs[0].input_type, schema, num_nodes)
     if groups is not None:
@@ -329,7 +546,7 @@ def remote_arguments(
         num_workers=given.num_workers,
         worker_concurrency=given.worker_concurrency,
         channel_size=given.channel_size,
-        prefetch_size=prefetch,
+        prefetch_size=given.batches_ahead,
     )
     return {
         "dataset": dataset,

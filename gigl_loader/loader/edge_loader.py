@@ -16,8 +16,7 @@ from gigl_loader.batch.message import SampleMessage, is_heterogeneous
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.build_parts import start_loader
+from gigl_loader.loader.build_parts import LoaderInSteps, start_loader
 from gigl_loader.loader.deployment.job_ranks import DistributedContext
 from gigl_loader.loader.options.glt_config import Device, NumNeighbors
 from gigl_loader.loader.options.loader_options import LoaderKeywords, LoaderOptions
@@ -52,7 +51,7 @@ EdgeInput = (
 
 
 @with_keywords()
-class DistLinkNeighborLoader(BaseDistLoader):
+class DistLinkNeighborLoader(LoaderInSteps):
     """Yields the neighbourhoods of edges, as PyG's ``LinkNeighborLoader`` does.
 
     A batch has ``edge_label_index`` (``[2, num]`` int64, local; seed edges first, then binary
@@ -262,24 +261,24 @@ class DistLinkNeighborLoader(BaseDistLoader):
         is_binary = self._negatives is not None and self._negatives.is_binary()
         self._has_strict_pairs = strict and is_binary
 
-        def local(data: DistDataset) -> tuple[NodeSamplerInput, SamplerKind]:
-            edges = edges_of_this_machine(data, edge_label_index, edge_label)
+        def local(edges_given: Any, data: DistDataset) -> tuple[NodeSamplerInput, SamplerKind]:
+            edges = edges_of_this_machine(data, edges_given, edge_label)
             seeds = shifted([edges], self._negatives)[0].sampler_input()
             sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
             return add_times(seeds, edge_label_time, TIMES), sampler
 
-        def store(dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
+        def store(edges_given: Any, dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
             num_nodes = dataset.fetch_num_nodes()
             servers = range(dataset.cluster_info.num_storage_nodes)
             by_server = edges_by_server(
-                edge_label_index, edge_label, dataset.fetch_schema(), num_nodes, servers
+                edges_given, edge_label, dataset.fetch_schema(), num_nodes, servers
             )
             sampler = self._sampler(by_server[0].edge_type, num_nodes, strict)
             inputs = [edges.sampler_input() for edges in shifted(by_server, self._negatives)]
             times = times_by_server(inputs, edge_label_time)
             return add_times_by_server(inputs, times, TIMES), sampler
 
-        start_loader(self, dataset, options, local=local, store=store)
+        start_loader(self, dataset, options, edge_label_index, local=local, store=store)
 
     def _sampler(
         self, edge_type: EdgeType, num_nodes: Mapping[NodeType, int], strict: bool

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.errors import UsageError, WrongTypeError
+from gigl_loader.errors import UsageError
 
 OVERRIDES = {
     "collate_fn": "torch's and PyG's name",
@@ -22,33 +22,31 @@ HOOKS = (
 )
 
 
+_STORE = (
+    "override _init_graph_store_connections(self, **given) around super(), or "
+    "_setup_for_graph_store(self, **given), which returns the inputs of the servers"
+)
+STEPS = dict.fromkeys(
+    (
+        "_init_graph_store_sampling_backends",
+        "_register_graph_store_sampling_inputs",
+        "_sampler_input_has_batches",
+    ),
+    _STORE,
+)
+"""Steps of GiGL's main of August 2026, where a server has a backend for all inputs of a rank: here
+it has a producer for each, as in GiGL before. With what to override instead."""
+LABELS = {"_set_labels": "override _make_batch(self, msg), whose batch has y_positive"}
+"""A step of GiGL's ``DistABLPLoader``."""
+NOT_CALLED = {name: f"({known}) {HOOKS}" for name, known in OVERRIDES.items()} | STEPS
+"""Methods of a subclass that would have no effect, and what to do instead."""
+
+
 class NotTorchsError(UsageError, AttributeError):
     """Raised for an attribute that only torch's ``DataLoader`` has; `hasattr` then returns False.
 
     Frameworks check so before they use it.
     """
-
-
-def check_overrides(kind: type, base: type) -> None:
-    """Check that a subclass overrides nothing in vain.
-
-    Args:
-        kind: The subclass; its other bases count, too.
-        base: `BaseDistLoader`.
-
-    Raises:
-        WrongTypeError: It overrides a method that no loop over the loader calls.
-    """
-    for name, known in OVERRIDES.items():
-        owner = next((parent for parent in kind.__mro__ if name in vars(parent)), None)
-        # A base of another library that comes after ours is not asked, and hides nothing.
-        if owner is None or kind.__mro__.index(owner) >= kind.__mro__.index(base):
-            continue
-        whose = "" if owner is kind else f", of its base {owner.__qualname__},"
-        raise WrongTypeError(
-            f"{kind.__qualname__}.{name}{whose} would have no effect: loops over a loader do not "
-            f"call it ({known}). To change batches, {HOOKS}"
-        )
 
 
 class AnswersOthers:

@@ -10,8 +10,7 @@ from gigl_loader.batch.message import INPUT_ID
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.loader.build_parts import start_loader
+from gigl_loader.loader.build_parts import LoaderInSteps, start_loader
 from gigl_loader.loader.deployment.job_ranks import DistributedContext
 from gigl_loader.loader.options.glt_config import Device, NumNeighbors
 from gigl_loader.loader.options.loader_options import AllKeywords, LoaderKeywords, LoaderOptions
@@ -36,7 +35,7 @@ from gigl_loader.sources.remote_interface import RemoteDataset
 
 
 @with_keywords()
-class DistNeighborLoader(BaseDistLoader):
+class DistNeighborLoader(LoaderInSteps):
     """Yields the sampled k-hop neighbourhoods of batches of seeds as PyG `Data` or `HeteroData`.
 
     The same fanout, the same seeds and the same ``seed`` give the same batches on any number of
@@ -229,12 +228,16 @@ class DistNeighborLoader(BaseDistLoader):
             self,
             dataset,
             options,
-            local=lambda data: (add_times(local_input(data, input_nodes), input_time), sampler),
-            store=lambda store: (
-                add_times_by_server(remote_input(store, input_nodes), input_time),
+            input_nodes,
+            local=lambda nodes, data: (add_times(local_input(data, nodes), input_time), sampler),
+            store=lambda nodes, store: (
+                add_times_by_server(remote_input(store, nodes), input_time),
                 sampler,
             ),
         )
+
+    def _sampler_of(self, sampler_input: Any) -> SamplerKind:
+        return self._sampler
 
 
 def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:

@@ -6,9 +6,10 @@ as the end of an epoch.
 
 import functools
 import inspect
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, WrongTypeError
 
 T = TypeVar("T")
 
@@ -47,3 +48,26 @@ def name_of(function: Any) -> str:
         name = plain.__qualname__
     code = getattr(plain, "__code__", None)
     return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
+
+
+def check_overrides(kind: type, base: type, steps: Mapping[str, str]) -> None:
+    """Check that a subclass overrides nothing in vain.
+
+    Args:
+        kind: The subclass; its other bases count, too.
+        base: The class here.
+        steps: Methods that nothing calls, and what to do instead.
+
+    Raises:
+        WrongTypeError: It has such a method.
+    """
+    for name, instead in steps.items():
+        owner = next((parent for parent in kind.__mro__ if name in vars(parent)), None)
+        # A base of another library that comes after ours is not asked, and hides nothing.
+        if owner is None or kind.__mro__.index(owner) >= kind.__mro__.index(base):
+            continue
+        whose = "" if owner is kind else f", of its base {owner.__qualname__},"
+        raise WrongTypeError(
+            f"{kind.__qualname__}.{name}{whose} would have no effect: nothing here calls it. "
+            f"Instead: {instead}"
+        )

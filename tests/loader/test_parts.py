@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
-from gigl_loader.loader.build_parts import in_workers
+from gigl_loader.loader.build_parts import source_maker, worker_options_of
 from gigl_loader.loader.deployment import job_ranks
 from gigl_loader.loader.options import glt_config
 from gigl_loader.loader.options.loader_options import LoaderOptions
@@ -171,7 +171,10 @@ def test_slots_are_pinned_for_the_device_of_the_batches(monkeypatch: pytest.Monk
     runtime = BaseDistLoader.resolve_runtime()
     given = LoaderOptions.of(num_neighbors=[2], num_workers=1, **HOW)
     for device in (torch.device("cuda", 3), torch.device("cpu")):
-        _, make = in_workers(given, runtime, device, TinyGraph.random(9, 20).dataset())
+        dataset = TinyGraph.random(9, 20).dataset()
+        make = source_maker(
+            worker_options_of(given, runtime, device, dataset), given, device, dataset
+        )
         assert isinstance(make, partial)
         with contextlib.closing(make.keywords["channel"]) as channel:
             channel.send({"x": torch.zeros(3)})

@@ -314,6 +314,8 @@ def graph_store_options(
 
     Our own loaders take these: an agreed port costs a call and a broadcast.
     """
+    check_workers(num_workers, worker_concurrency)
+    positive("prefetch_size", prefetch_size)
     parse_size(channel_size, "channel_size")
     info = dataset.cluster_info
     return server_worker_options(

@@ -51,6 +51,9 @@ from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.sampled_input import check_draw, chosen_sampler, seed_or_drawn
 from gigl_loader.sources.sampling_checks import check_workers, positive
 
+LEAST_PREFETCH = 4
+"""Batches that are requested ahead from each storage server, where workers have fewer each."""
+
 
 class LoaderKeywords(ExpansionKeywords, total=False):
     """Names and types that all loaders take by keyword only; see `LoaderOptions` for the rest."""
@@ -280,6 +283,13 @@ class LoaderOptions:
         # `False == 0`, but False means something else: `check_workers` refuses it.
         no_workers = num_workers == 0 and not isinstance(num_workers, bool)
         return no_workers or self.exchange == "collective"
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches that are requested ahead from each storage server."""
+        if self.prefetch_size is not None:
+            return self.prefetch_size
+        return max(LEAST_PREFETCH, self.worker_concurrency)
 
     @property
     def cache(self) -> CacheOptions | None:

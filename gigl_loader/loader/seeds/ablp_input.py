@@ -30,15 +30,20 @@ from gigl_loader.sources.sampled_input import chosen_sampler
 from gigl_loader.sources.sampling_checks import check_seeds
 
 
+def supervision_of(inputs: Sequence[Any]) -> list[EdgeType]:
+    """Return the edge types whose labels come with inputs."""
+    return list(dict.fromkeys(name for one in inputs for name in getattr(one, "supervision", ())))
+
+
 def with_label_sampler(
     sampler_input: Any, sampler_options: SamplerOptions | None
 ) -> SamplerOptions | None:
     """Return the options of the workers' sampler: that of anchors, if the input has labels."""
     inputs = sampler_input if isinstance(sampler_input, list) else [sampler_input]
-    supervision = [name for one in inputs for name in getattr(one, "supervision", ())]
+    supervision = supervision_of(inputs)
     default: SamplerKind = NEIGHBOR_KIND
     if supervision:
-        labels = {"supervision": tuple(dict.fromkeys(supervision)), "labels_in_input": True}
+        labels = {"supervision": tuple(supervision), "labels_in_input": True}
         default = ANCHOR_KIND.with_keywords(labels)
     return chosen_sampler(sampler_options, default, inputs[0].input_type if inputs else None)
 

@@ -41,6 +41,7 @@ from gigl_loader.runtime.interrupts import UninterruptedLock, uninterrupted
 from gigl_loader.runtime.memory import tensors
 from gigl_loader.runtime.system import usable_cpus
 from gigl_loader.runtime.transport import Security, address_towards
+from gigl_loader.runtime.user_functions import check_overrides
 from gigl_loader.sampler.options import SamplerOptions, SourceOptions
 from gigl_loader.sampler.plan import SeedInput
 from gigl_loader.sources.batch_source import LINGER_S
@@ -82,6 +83,13 @@ class _OfThread(threading.local):
     """The epoch that `produce_all` is to begin."""
 
 
+DEALING = dict.fromkeys(
+    ("_get_worker_seeds_ranges", "_get_seeds_indexes"),
+    "give the producer its seeds in their order; any worker samples any batch",
+)
+"""Steps of graphlearn-torch's producer that nothing here calls, and what to do instead."""
+
+
 class DistSamplingProducer:
     """Samples ``sampler_input`` in subprocesses and fills a channel with the messages.
 
@@ -104,6 +112,10 @@ class DistSamplingProducer:
         turns: What shares this machine's sampling threads between jobs, and this producer's job.
             None: this producer shares with nobody.
     """
+
+    def __init_subclass__(cls, **keywords: object) -> None:
+        super().__init_subclass__(**keywords)
+        check_overrides(cls, DistSamplingProducer, DEALING)
 
     def __init__(
         self,
