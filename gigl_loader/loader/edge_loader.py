@@ -321,6 +321,9 @@ def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSa
         # PyG refuses an amount of 0, and its loaders read a ratio of 0 as no negatives.
         given = NegativeSampling("binary", ratio) if ratio else None
     try:
+        if hasattr(given, "mode") and not isinstance(given, NegativeSampling):  # GLT's, as fields
+            mode = getattr(given.mode, "value", given.mode)
+            given = NegativeSampling(mode, given.amount, given.weight)
         negatives: NegativeSampling | None = (
             given if given is None else NegativeSampling.cast(given)
         )

@@ -1,5 +1,7 @@
 """`DistLinkNeighborLoader` beside PyG's loader of that name; its sampler is tested elsewhere."""
 
+import dataclasses
+import enum
 import itertools
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +14,7 @@ from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader import ConfigError, DistDataset, DistLinkNeighborLoader, WrongTypeError
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
-from gigl_loader.loader.edge_loader import shifted
+from gigl_loader.loader.edge_loader import negative_sampling, shifted
 from gigl_loader.loader.seeds.edge_input import edges_by_server, times_by_server
 from gigl_loader.testing import TinyGraph
 from tests.loader.link.link_reference import edge_pairs
@@ -243,3 +245,27 @@ def test_edges_by_server_and_a_server_without_any() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             edges_by_server(given, wrong, GRAPH.schema, {NODE: 12}, range(2))
+
+
+class TheirMode(enum.Enum):
+    """graphlearn-torch's."""
+
+    binary = "binary"
+
+
+@dataclasses.dataclass
+class TheirNegatives:
+    """graphlearn-torch's `NegativeSampling`, whose mode is an Enum of its own."""
+
+    mode: Any
+    amount: int = 2
+    weight: Any = None
+
+
+def test_negatives_of_another_librarys_class_are_taken() -> None:
+    found = negative_sampling(TheirNegatives(TheirMode.binary), None, None)
+    assert found is not None
+    assert found.is_binary()
+    assert found.amount == 2
+    with pytest.raises(ConfigError, match="neg_sampling must be"):
+        negative_sampling(TheirNegatives(3), None, None)

@@ -1,7 +1,7 @@
 """`PartitionOutput`, the low-level input of a dataset: loose tensors, and the view of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -124,6 +124,30 @@ def by_type(value: _T | dict[Any, _T] | None, default_type: Any) -> dict[Any, _T
     return {plain_edge_type(k) if isinstance(k, tuple) else k: v for k, v in value.items()}
 
 
+def _as_own(value: Any, kind: type[_T], where: str) -> _T:
+    """Return a value as one of ours: a dataclass with the same fields is taken, whoever made it.
+
+    Raises:
+        WrongTypeError: It is none.
+        ConfigError: It has a value in a field that ours lacks.
+    """
+    if isinstance(value, kind):
+        return value
+    own = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # each is one
+    given = fields(value) if is_dataclass(value) and not isinstance(value, type) else ()
+    names = {field.name for field in given}
+    missing = {name for name, one in own.items() if one.default is MISSING} | {next(iter(own))}
+    if not missing <= names:
+        made = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise WrongTypeError(
+            f"{where} must be a {kind.__name__}, or a dataclass with its fields; got {made}"
+        )
+    unknown = sorted(name for name in names - set(own) if getattr(value, name) is not None)
+    if unknown:
+        raise ConfigError(f"{where} has {unknown}, which a {kind.__name__} does not have here")
+    return kind(**{name: getattr(value, name) for name in names & set(own)})
+
+
 # --- its view -------------------------------------------------------------------------------------
 
 
@@ -135,10 +159,7 @@ def read_output(
     Raises:
         ConfigError: A field is malformed, lacks ids, or has data of another partition.
     """
-    if not isinstance(output, PartitionOutput):
-        raise WrongTypeError(
-            f"partition_output must be a PartitionOutput, got {type(output).__name__}"
-        )
+    output = _as_own(output, PartitionOutput, "partition_output")
     edges = by_type(output.partitioned_edge_index, DEFAULT_HOMOGENEOUS_EDGE_TYPE)
     if not edges:
         raise ConfigError("partition_output.partitioned_edge_index is missing: a graph needs edges")
@@ -222,9 +243,7 @@ def _end_of_ids(ids: Tensor) -> int:
 
 
 def _graph_part(part: Any, where: str) -> GraphPartitionData:
-    if not isinstance(part, GraphPartitionData):
-        raise WrongTypeError(f"{where} must be a GraphPartitionData, got {type(part).__name__}")
-    return part
+    return _as_own(part, GraphPartitionData, where)
 
 
 def _add_edges(builder: ViewBuilder, edge_type: EdgeType, given: Any) -> None:
@@ -338,8 +357,7 @@ def _read_matrix(
     view: PartitionView, part: Any, num_ids: int, where: str
 ) -> tuple[Tensor, Tensor | None]:
     """Return the rows of a matrix and their ids, checked."""
-    if not isinstance(part, FeaturePartitionData):
-        raise WrongTypeError(f"{where} must be a FeaturePartitionData, got {type(part).__name__}")
+    part = _as_own(part, FeaturePartitionData, where)
     if part.ids is None and view.num_partitions > 1:
         raise ConfigError(f"{where} needs ids: several partitions share the rows")
     ids = None if part.ids is None else check_ids(part.ids, None, f"{where}, ids")

@@ -1,5 +1,8 @@
 """`PartitionOutput` as datasets; label edges that come among its edges, as GiGL has them."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,6 +14,7 @@ from gigl_loader import (
     GraphPartitionData,
     PartitionOutput,
     UsageError,
+    WrongTypeError,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
@@ -215,3 +219,74 @@ def test_build_by_type_with_one_partition_needs_no_books() -> None:
 def test_build_refuses(changes, message) -> None:
     with pytest.raises(ConfigError, match=message):
         _built(**changes)
+
+
+@dataclasses.dataclass
+class TheirEdges:
+    """GiGL's `GraphPartitionData` by its fields."""
+
+    edge_index: torch.Tensor
+    edge_ids: torch.Tensor | None
+    weights: torch.Tensor | None = None
+
+
+@dataclasses.dataclass
+class TheirRows:
+    """GiGL's `FeaturePartitionData`."""
+
+    feats: torch.Tensor
+    ids: torch.Tensor | None
+
+
+@dataclasses.dataclass
+class TheirOutput:
+    """GiGL's `PartitionOutput`, with a field that ours does not have."""
+
+    node_partition_book: Any
+    edge_partition_book: Any
+    partitioned_edge_index: Any
+    partitioned_node_features: Any
+    partitioned_edge_features: Any = None
+    partitioned_positive_labels: Any = None
+    partitioned_negative_labels: Any = None
+    partitioned_node_labels: Any = None
+    partitioned_node_quantized_features: Any = None
+
+
+def _theirs(edges: Any = None, **more: Any) -> TheirOutput:
+    return TheirOutput(
+        node_partition_book=torch.zeros(4, dtype=torch.int64),
+        edge_partition_book=torch.zeros(4, dtype=torch.int64),
+        partitioned_edge_index=TheirEdges(RING, torch.arange(4)) if edges is None else edges,
+        partitioned_node_features=TheirRows(torch.arange(8.0).view(4, 2), torch.arange(4)),
+        **more,
+    )
+
+
+def test_objects_of_the_same_fields_are_taken_whoever_made_their_class() -> None:
+    dataset = DistDataset(0, 1, "out")
+    dataset.build(partition_output=_theirs())  # type: ignore[arg-type]  # by its fields
+    assert dataset.get_features(torch.tensor([2])).tolist() == [[4.0, 5.0]]
+    assert dataset.num_edges == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (
+            _theirs(partitioned_node_quantized_features=torch.zeros(1)),
+            ConfigError,
+            r"has \['partitioned_node_quantized_features'\]",
+        ),
+        (
+            _theirs(edges=TheirRows(RING, None)),
+            WrongTypeError,
+            "must be a GraphPartitionData.*Their",
+        ),
+        ({"edges": RING}, WrongTypeError, "must be a PartitionOutput.*builtins.dict"),
+        (TheirOutput, WrongTypeError, "must be a PartitionOutput"),
+    ],
+)
+def test_other_objects_are_refused_by_their_whole_name(given: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        DistDataset(0, 1, "out").build(partition_output=given)
