@@ -249,7 +249,7 @@ class DatasetProperties:
 
     @property
     def edge_partition_book(self) -> Any:
-        """The owner of each edge; None with one partition, which needs no look-up."""
+        """The owner of each edge; with one partition, of edges with features alone, else None."""
         return self.edge_pb
 
     @property

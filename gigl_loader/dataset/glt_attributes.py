@@ -98,7 +98,7 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
         }
     )
     dataset.edge_pb = plain(
-        {t: _glt_book(book, view.partition_idx) for t, book in view.edge_books.items()}
+        {t: _glt_book(book, view.partition_idx) for t, book in _edge_books(view).items()}
     )
     for split in SPLITS:
         owned = {t: share_tensor(ids) for t, ids in splits.get(split, {}).items()}
@@ -202,6 +202,16 @@ def _book_of(view: PartitionView, node_type: NodeType) -> Book:
     count = view.num_nodes[node_type]
     # a view of one partition has no books, but GLT's code looks up owners
     return view.node_books.get(node_type, Book(bounds=torch.tensor([count], device="cpu")))
+
+
+def _edge_books(view: PartitionView) -> dict[EdgeType, Book]:
+    """Return the books of edges; of one partition for types with features, which GLT looks up."""
+    counts = {
+        edge_type: torch.tensor([view.adjacency[edge_type].indices.numel()], device="cpu")
+        for edge_type in (view.edge_features if view.num_partitions == 1 else ())
+    }
+    whole = {edge_type: Book(bounds=count) for edge_type, count in counts.items()}
+    return whole | view.edge_books
 
 
 def _glt_book(book: Book, partition_idx: int) -> Any:

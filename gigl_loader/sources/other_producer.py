@@ -138,7 +138,35 @@ class ProducerSource:
             self.name,
         )
         turns.wait(lambda _: None)
-        self._producer.init()
+        if hasattr(self._producer, "_workers"):
+            self._init_watched()
+        else:
+            self._producer.init()
+
+    def _init_watched(self) -> None:
+        """Call ``init`` in a thread: graphlearn-torch's waits for ever for a process that ended."""
+        awaited: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        new_thread(
+            target=_receive,
+            args=(self._producer.init, awaited),
+            name=f"start of {self.name}",
+            on_death=nothing_hangs_on_it,  # what it raises is handed over
+        ).start()
+        deadline = time.monotonic() + self.source_options.timeout_s
+        while True:
+            lost = self._loss()
+            try:
+                _, error = awaited.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if lost is not None:
+                    raise lost from None
+                if time.monotonic() < deadline:
+                    continue
+                timeout_s = self.source_options.timeout_s
+                error = PeerTimeoutError(f"{self.name}.init() took more than {timeout_s:.1f} s")
+            if error is not None:
+                raise error
+            return
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -214,6 +242,8 @@ class ProducerSource:
         return message
 
     def _counted(self) -> str:
+        if not self._num_sent:
+            return "no epoch is under way"
         return f"{self.num_batches - self._num_sent} of the epoch's {self.num_batches} have come"
 
     def _loss(self) -> PeerError | None:

@@ -83,6 +83,8 @@ def test_whole_epochs_have_each_seed_once_and_edges_of_the_graph(workers: int) -
 def test_a_typed_graph(workers: int) -> None:
     data = HeteroData()
     data["user"].x, data["item"].x = torch.arange(30.0)[:, None], torch.arange(20.0)[:, None]
+    # its sampler asserts that a typed graph has labels
+    data["user"].y, data["item"].y = torch.arange(30), torch.arange(20)
     draw = torch.Generator().manual_seed(1)
     ends = torch.randint(30, (90,), generator=draw), torch.randint(20, (90,), generator=draw)
     data["user", "buys", "item"].edge_index = torch.stack(ends)

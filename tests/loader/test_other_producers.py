@@ -429,3 +429,32 @@ def test_a_typed_message_that_leaves_out_what_is_empty(edge_dir: Any) -> None:
         assert {BUYS if edge_dir == "in" else reverse, KNOWS} == set(batches[0].edge_types)
         assert all(store.edge_index.shape == (2, 0) for store in batches[0].edge_stores)
         assert int(batches[0].round) == 1
+
+
+class Stuck(Producer):
+    """Waits for its process at a barrier, as graphlearn-torch's does."""
+
+    def __init__(self, exitcode: int | None) -> None:
+        super().__init__()
+        self._workers = [Worker(exitcode)]
+        self.freed = threading.Event()
+
+    def init(self) -> None:
+        self.freed.wait()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.freed.set()
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "error", "words"),
+    [(1, WorkerDiedError, "pid 7"), (None, PeerTimeoutError, r"Stuck.init\(\) took more than 2")],
+)
+def test_a_start_that_waits_for_a_dead_process_ends(
+    exitcode: int | None, error: type[Exception], words: str
+) -> None:
+    producer = Stuck(exitcode)
+    with pytest.raises(error, match=words):
+        loader_of(producer)
+    assert producer.calls == ["shutdown"]
