@@ -1,6 +1,9 @@
 from gigl_loader.batch.check_padding import check_padding as check_padding
 from gigl_loader.batch.device.prefetch import DevicePrefetcher as DevicePrefetcher
 from gigl_loader.batch.padding import padding_sizes as padding_sizes
+from gigl_loader.compat.gigl_task import (
+    build_dataset_from_task_config_uri as build_dataset_from_task_config_uri,
+)
 from gigl_loader.dataset.dist_dataset import DistDataset as DistDataset
 from gigl_loader.dataset.lookup import DistFeature as DistFeature
 from gigl_loader.dataset.partition.partition_output import (

@@ -123,7 +123,7 @@ FACES = {
     "partitioning": {
         # for commands
         "other_libraries.foreign_graphs": "OF_EDGES OF_NODES count_foreign read_dgl read_pyg",
-        "other_libraries.gigl_graphs": "read_gigl",
+        "other_libraries.gigl_graphs": "Message RECORDS read_gigl",
         "partition_graph": "partition_graph",
         "partition_tables": "ENGINES partition_tables",
         "tables.spec": "EdgeTable FEATURE_DTYPES METHODS Method NodeTable SOURCES",
@@ -218,8 +218,8 @@ FACES = {
     },
     "graph_store": {
         # public names
-        "": "DistServer RemoteReceivingChannel async_request_server build_storage_dataset "
-        "init_compute_process request_server run_storage_server shutdown_compute_process",
+        "": "DistServer RemoteReceivingChannel async_request_server init_compute_process "
+        "request_server run_storage_server shutdown_compute_process",
         "client": "compute_process",
         # a loader beside a store
         "client.compute_process": "JOB_VARIABLE init_compute_process join_cluster "

@@ -1,5 +1,6 @@
 from gigl_loader import GraphStoreInfo as GraphStoreInfo
 from gigl_loader import RemoteDistDataset as RemoteDistDataset
+from gigl_loader.compat.gigl_task import build_storage_dataset as build_storage_dataset
 from gigl_loader.compat.utils import get_graph_store_info as get_graph_store_info
 from gigl_loader.graph_store.client.compute_process import (
     async_request_server as async_request_server,
@@ -13,9 +14,6 @@ from gigl_loader.graph_store.client.compute_process import (
 )
 from gigl_loader.graph_store.client.receiving_channel import (
     RemoteReceivingChannel as RemoteReceivingChannel,
-)
-from gigl_loader.graph_store.gigl_storage_dataset import (
-    build_storage_dataset as build_storage_dataset,
 )
 from gigl_loader.graph_store.server.storage_process import StorageProcess as StorageProcess
 from gigl_loader.graph_store.server.storage_process import (

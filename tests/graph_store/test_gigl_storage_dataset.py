@@ -54,11 +54,11 @@ def test_what_belongs_to_task_configurations_is_refused(given: Any, tmp_path: Pa
         build_storage_dataset(tmp_path / "parts", "in", **given)
 
 
-def test_a_task_configuration_is_no_directory(tmp_path: Path) -> None:
-    (tmp_path / "frozen.yaml").write_text("graphMetadata: {}")
-    for uri in (tmp_path / "frozen.yaml", "gs://bucket/frozen.yaml"):
-        with pytest.raises(ConfigError, match=r"is no directory of partitions.*partition_graph"):
-            build_storage_dataset(uri, "in")
+def test_what_is_neither_a_task_nor_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no task's YAML file, and no directory.*partition_graph"
+    ):
+        build_storage_dataset(tmp_path / "none", "in")
 
 
 def test_the_clusters_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset.schema import edge_type_str
+from gigl_loader.dataset.schema import FilePath, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.other_libraries.foreign_graphs import (
     ForeignGraph,
@@ -32,34 +33,44 @@ _EXACT = 2**24
 """Largest integer up to which float32, GiGL's type of features, has all of them."""
 
 
-def read_gigl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
+RECORDS = r".*-of-.*\.tfrecord(\.gz)?$"
+"""GiGL's pattern of names of files with records."""
+
+
+def read_gigl(
+    path: FilePath, folder: Path, given: TensorNames, pattern: str = RECORDS
+) -> ForeignGraph:
     """Return a preprocessed graph as tables, whose files are written below ``folder``.
 
+    Nodes are in the order of their ids, so ids that count from 0 stay what they are.
+
     Args:
-        path: The YAML file of a task.
+        path: The YAML file of a task, or its URL.
         folder: A directory without other files.
         given: No names: the metadata have them.
+        pattern: A regular expression that names of files with records match from the start.
 
     Raises:
         ConfigError: A file is missing, damaged, or has something that tables cannot hold.
     """
     if any(given.values()):
         raise ConfigError("GiGL's metadata name features and labels: leave out options of columns")
-    task = _Message.read(str(path))
+    task = Message.read(str(path))
     metadata = task["graphMetadata"]
-    rows = _Message.read(task["sharedConfig"].text("preprocessedMetadataUri"))
+    rows = Message.read(task["sharedConfig"].text("preprocessedMetadataUri"))
     nodes = rows["condensedNodeTypeToPreprocessedMetadata"]
     edges = rows["condensedEdgeTypeToPreprocessedMetadata"]
     graph = ForeignGraph()
     for number, node_type in metadata.numbered("condensedNodeTypeMap", "nodeTypes"):
         output = nodes[number]
         ids = {"_id": output.text("nodeIdKey")}
-        table = _RecordTable(output, folder / "nodes" / str(node_type), ids, labels=True)
+        place = folder / "nodes" / str(node_type)
+        table = _RecordTable(output, place, ids, pattern, labels=True)
         graph.nodes[str(node_type)] = NodeTable(
             table.files, id="_id", features=table.features, label=table.label
         )
     for number, names in metadata.numbered("condensedEdgeTypeMap", "edgeTypes"):
-        types = _Message(names, metadata.where)
+        types = Message(names, metadata.where)
         edge_type = (types.text("srcNodeType"), types.text("relation"), types.text("dstNodeType"))
         output = edges[number]
         ids = {"_src": output.text("srcNodeIdKey"), "_dst": output.text("dstNodeIdKey")}
@@ -68,7 +79,8 @@ def read_gigl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
             if f"{kind}EdgeInfo" not in output:
                 continue
             place = folder / "edges" / edge_type_str(edge_type) / kind
-            table = _RecordTable(output[f"{kind}EdgeInfo"], place, ids, features=kind == "main")
+            info, is_main = output[f"{kind}EdgeInfo"], kind == "main"
+            table = _RecordTable(info, place, ids, pattern, features=is_main)
             graph.edges[edge_type].append(
                 EdgeTable(
                     table.files,
@@ -83,7 +95,7 @@ def read_gigl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
     return graph
 
 
-class _Message:
+class Message:
     """A protocol buffer in YAML, whose fields have either spelling of their names.
 
     Args:
@@ -94,10 +106,10 @@ class _Message:
     def __init__(self, content: Any, where: str) -> None:
         if not isinstance(content, dict):
             raise ConfigError(f"{where} must have fields by name, got {type(content).__name__}")
-        self.where, self._content = where, content
+        self.where, self.content = where, content
 
     @classmethod
-    def read(cls, uri: str) -> "_Message":
+    def read(cls, uri: str) -> "Message":
         """Return the content of a YAML file."""
         try:
             import yaml  # an optional package
@@ -115,21 +127,21 @@ class _Message:
     def get(self, name: str) -> Any:
         """Return the value of a field; None: it is not given."""
         other = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
-        return self._content.get(name, self._content.get(other))
+        return self.content.get(name, self.content.get(other))
 
     def __contains__(self, name: str) -> bool:
         return self.get(name) is not None
 
-    def __getitem__(self, name: str) -> "_Message":
+    def __getitem__(self, name: str) -> "Message":
         # Numbers as keys are numbers in some files and text in others.
         value = self.get(name)
         if value is None and name.isdigit():
-            value = self._content.get(int(name))
+            value = self.content.get(int(name))
         if value is None:
             raise ConfigError(
-                f"{self.where} has no {name}; it has {', '.join(map(str, self._content))}"
+                f"{self.where} has no {name}; it has {', '.join(map(str, self.content))}"
             )
-        return _Message(value, f"{self.where}, {name}")
+        return Message(value, f"{self.where}, {name}")
 
     def text(self, name: str) -> str:
         """Return the value of a field that is text."""
@@ -151,15 +163,17 @@ class _RecordTable:
         output: Their metadata.
         folder: For the files.
         ids: The features that are ids, by their column.
+        pattern: Of the names of files.
         features: Whether features are read.
         labels: Whether labels are read.
     """
 
     def __init__(
         self,
-        output: _Message,
+        output: Message,
         folder: Path,
         ids: dict[str, str],
+        pattern: str,
         *,
         features: bool = True,
         labels: bool = False,
@@ -178,11 +192,15 @@ class _RecordTable:
         self.features = "features" if self._features else None
         self.label = "label" if self._labels else None
         self.files: list[str] = []
-        files, names = _record_files(output.text("tfrecordUriPrefix"), output.where)
+        self._last_id: int | None = -1
+        """Of a node; None: ids do not ascend."""
+        files, names = _record_files(output.text("tfrecordUriPrefix"), output.where, pattern)
         for number, name in enumerate(names):
             self._convert(files, name, folder / f"{number:06}.parquet")
         if not self.files:
             raise ConfigError(f"{output.where}: its TFRecords are empty")
+        if self._last_id is None:
+            self.files = [_sorted_by_id(self.files, folder)]
 
     def _convert(self, files: Any, name: str, path: Path) -> None:
         """Write the rows of a file, if there are any."""
@@ -203,6 +221,9 @@ class _RecordTable:
             if values[key].dtype != np.int64 or values[key].shape[1] != 1:
                 raise ConfigError(f"{name}: {key!r} must hold one integer, the id of a node")
             rows[column] = values[key][:, 0]
+        if self._last_id is not None and (ids := rows.get("_id")) is not None and ids.size:
+            ascend = ids[0] > self._last_id and bool((np.diff(ids) > 0).all())
+            self._last_id = int(ids[-1]) if ascend else None
         if self._features:
             rows["features"] = np.concatenate(
                 [_as_float(values[key], key, name) for key in self._features], axis=1
@@ -225,11 +246,33 @@ def _as_float(values: Array, key: str, name: str) -> Array:
     return values.astype(np.float32, copy=False)
 
 
-def _record_files(prefix: str, where: str) -> tuple[Any, Sequence[str]]:
-    """Return the file system and the TFRecord files whose path begins with ``prefix``, in order."""
+def _sorted_by_id(names: Sequence[str], folder: Path) -> str:
+    """Write the rows of files in the order of their ids; return the file."""
+    path = folder / "sorted.parquet"
+    draft = draft_of(path)
+    with duckdb.connect() as engine:
+        engine.execute("SET memory_limit = '2GB'; SET threads = 1")
+        engine.execute(f"SET temp_directory = '{folder / 'spilled'}'")
+        engine.execute(
+            f"COPY (SELECT * FROM read_parquet({list(names)}) ORDER BY _id) TO '{draft}' "
+            "(FORMAT parquet)"
+        )
+    return keep(draft, path)
+
+
+def _record_files(prefix: str, where: str, pattern: str) -> tuple[Any, Sequence[str]]:
+    """Return the file system and the TFRecord files of a type, in order, as GiGL chooses them.
+
+    Those of one directory whose names match; else those whose paths begin with ``prefix``.
+    """
     files, path = file_system_of(prefix)
-    pattern = f"{path.rstrip('/')}/**" if files.isdir(path) else f"{path}*"
-    names = sorted(n for n in files.glob(pattern) if n.endswith((".tfrecord", ".tfrecord.gz")))
+    is_folder = files.isdir(path)
+    found = files.glob(f"{path.rstrip('/')}/*" if is_folder else f"{path}*")
+    names = sorted(name for name in found if re.match(pattern, name.rpartition("/")[2]))
     if not names:
-        raise ConfigError(f"{where}: there is no .tfrecord or .tfrecord.gz file at {prefix}")
+        others = sorted(name.rpartition("/")[2] for name in found)[:3]
+        raise ConfigError(
+            f"{where}: there is no file at {prefix} whose name matches {pattern!r}"
+            + (f"; there are {', '.join(others)}" if others else "")
+        )
     return files, names

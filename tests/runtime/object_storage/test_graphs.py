@@ -15,7 +15,7 @@ from gigl_loader.commands import cli
 from gigl_loader.dataset.format.glt_files import count_partitions
 from gigl_loader.dataset.identity import content_digest
 from gigl_loader.errors import ConfigError, ObjectStorageError
-from gigl_loader.graph_store.gigl_storage_dataset import build_storage_dataset
+from gigl_loader.graph_store import build_storage_dataset
 from gigl_loader.graph_store.serve import parse_serve
 from gigl_loader.partitioning.split_links import split_partitions
 from gigl_loader.runtime.object_storage import object_folder as object_storage
