@@ -293,8 +293,9 @@ class Run:
     def _write_ids(self) -> None:
         for node_type, numbering in self._numbering.items():
             self._ids[node_type] = self._dictionary(node_type, numbering, "number", self._shared)
-            text = id_kind(self._nodes[node_type], self._graph.nodes[node_type].id) == "text"
-            finish_ids(self._job, self._shared, node_type, numbering, text=text)
+            column = self._graph.nodes[node_type].id
+            text = id_kind(self._nodes[node_type], column) == "text"
+            finish_ids(self._job, self._shared, node_type, numbering, text=text, column=column)
 
     def _dictionary(
         self, node_type: NodeType, numbering: Numbering, name: str, shared: Part | None
