@@ -132,7 +132,7 @@ def write_dictionary(
     # Current end of the texts of each partition. Lengths are unknown before they are read, so files
     # go one after the other here, and each step notes the start of the next one.
     text = [0] * len(numbering.ends)
-    with job.stage(f"{name} {node_type}", table.num_rows) as progress:
+    with job.work_on(f"{name} {node_type}", table.num_rows) as progress:
         for i, file in enumerate(table.files):
 
             def write(file: TableFile = file, i: int = i, text: list[int] = text) -> list[int]:
