@@ -34,13 +34,28 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_NO_PATH_BEFORE, _NO_PATH_AFTER = r"(?<![\w/\"-])", r"(?![\w/\"-]|\.\w)"
 _DEFAULT_TYPES = (
     (
         r"\('default_homogeneous_node_type', 'to', 'default_homogeneous_node_type'\)",
         "(the only type)",
     ),
     (r"\('default_homogeneous_node_type', ('\w+'), 'default_homogeneous_node_type'\)", r"\1"),
+    (r"\[default_homogeneous_node_type, to, default_homogeneous_node_type\]", "(the only type)"),
+    (r"\[default_homogeneous_node_type, (\w+), default_homogeneous_node_type\]", r"\1"),
     (r"'default_homogeneous_node_type'", "(the only type)"),
+    # names of files stay: they have to be found
+    (
+        rf"{_NO_PATH_BEFORE}default_homogeneous_node_type__to__default_homogeneous_node_type"
+        rf"{_NO_PATH_AFTER}",
+        "(the only type)",
+    ),
+    (
+        rf"{_NO_PATH_BEFORE}default_homogeneous_node_type__(\w+)__default_homogeneous_node_type"
+        rf"{_NO_PATH_AFTER}",
+        r"\1",
+    ),
+    (rf"{_NO_PATH_BEFORE}default_homogeneous_node_type{_NO_PATH_AFTER}", "(the only type)"),
 )
 """The internal types of a homogeneous graph, and their replacement in messages."""
 
@@ -50,6 +65,11 @@ def without_default_types(text: str) -> str:
     for pattern, words in _DEFAULT_TYPES:
         text = re.sub(pattern, words, text)
     return text
+
+
+def without_only_type(text: str) -> str:
+    """Return a title without the type that it ends with, if that is the only one of the graph."""
+    return re.sub(r"( of)? \(the only type\)$", "", without_default_types(text))
 
 
 def first_line(error: BaseException) -> str:

@@ -29,6 +29,7 @@ from gigl_loader import (
     partition_graph,
     split_links,
 )
+from gigl_loader.dataset.schema import edge_type_str
 from gigl_loader.errors import without_default_types
 
 BUYS = ("user", "buys", "item")
@@ -74,6 +75,25 @@ PRINTED: list[tuple[object, str]] = [
         "DistDataset(partition 0 of 1, nodes={'user': 3, 'item': 5}, "
         "edges={'user__buys__item': 2}, train={'user': 2})",
     ),
+    (
+        DistDataset.from_pyg(
+            Data(edge_index=RING.edge_index, train_mask=TRAIN), supervision=(LINKS, None)
+        ),
+        "DistDataset(partition 0 of 1, nodes=4, edges=4, labels=2, train=2)",
+    ),
+    (
+        DistDataset.from_pyg(RING, supervision=(LINKS, None)).schema,
+        "DatasetSchema(is_homogeneous_with_labeled_edge_type=True, edge_types=[(the only type), "
+        "'to_gigl_positive'], node_feature_info={(the only type): FeatureInfo(dim=2, "
+        "dtype=torch.float32)}, edge_feature_info=None, edge_dir='in')",
+    ),
+    (
+        DistDataset.from_pyg(_shop()).schema,
+        f"DatasetSchema(is_homogeneous_with_labeled_edge_type=False, edge_types=[{BUYS}], "
+        "node_feature_info={'user': FeatureInfo(dim=1, dtype=torch.float32), "
+        "'item': FeatureInfo(dim=1, dtype=torch.float32)}, edge_feature_info=None, "
+        "edge_dir='in')",
+    ),
     (_store(), "RemoteDistDataset(servers=3 at storage0:29600)"),
     (WITH_SCHEMA, "RemoteDistDataset(servers=3 at storage0:29600, edge types=1)"),
     (
@@ -111,8 +131,20 @@ def test_the_names_of_the_only_types_are_replaced() -> None:
     assert without_default_types(f"of {types}") == (
         f"of [(the only type), (the only type), 'to_gigl_positive', {BUYS}]"
     )
-    path = f"node_features/{DEFAULT_HOMOGENEOUS_NODE_TYPE}/values"
-    assert without_default_types(path) == path, "a file has to be found under its name"
+    texts = [edge_type_str(DEFAULT_HOMOGENEOUS_EDGE_TYPE), edge_type_str(label)]
+    assert without_default_types(f"{texts[0]}: {texts[1]}.") == "(the only type): to_gigl_positive."
+    option = "{[default_homogeneous_node_type, to, default_homogeneous_node_type]: [2]}"
+    assert without_default_types(option) == "{(the only type): [2]}"
+    assert without_default_types(f"nodes of {DEFAULT_HOMOGENEOUS_NODE_TYPE}") == (
+        "nodes of (the only type)"
+    )
+    for path in (
+        f"node_features/{DEFAULT_HOMOGENEOUS_NODE_TYPE}/values",
+        f"part0/edges/{texts[0]}/indices.bin",
+        f"ids/{DEFAULT_HOMOGENEOUS_NODE_TYPE}.parquet",
+        f"part0/node_labels/{DEFAULT_HOMOGENEOUS_NODE_TYPE}.bin",
+    ):
+        assert without_default_types(path) == path, "a file has to be found under its name"
 
 
 def _wrong_inputs(folder: Path) -> dict[str, Any]:

@@ -379,6 +379,20 @@ class DatasetProperties:
         """
         return self._dictionary("node_type", node_type, _NO_TABLES).to_original(_as_ids(ids))
 
+    def original_id_column(self, node_type: NodeType | None = None) -> str:
+        """Return the name of the column that has the ids of `to_original` in the source table.
+
+        ``"id"`` if the partitions were written before the name was kept.
+
+        Args:
+            node_type: None: the only one.
+
+        Raises:
+            ConfigError: There is no such node type, or pyarrow is not installed.
+            UsageError: The graph was not made from tables.
+        """
+        return self._dictionary("node_type", node_type, _NO_TABLES).column()
+
     def from_original(
         self, values: Sequence[int] | Sequence[str] | Array, node_type: NodeType | None = None
     ) -> Tensor:

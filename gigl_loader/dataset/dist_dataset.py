@@ -640,5 +640,7 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
 def _sizes_of(ids: Tensor | Mapping[NodeType, Tensor]) -> Any:
     """Return the number of ids, by type if they are."""
     if isinstance(ids, Mapping):
+        if set(ids) == {DEFAULT_HOMOGENEOUS_NODE_TYPE}:
+            return len(ids[DEFAULT_HOMOGENEOUS_NODE_TYPE])
         return {name: len(some) for name, some in ids.items()}
     return len(ids)

@@ -32,7 +32,7 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
     is_labeled_homogeneous,
 )
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, without_default_types
 from gigl_loader.runtime.glt_classes import Feature, Graph, RangePartitionBook, Topology
 from gigl_loader.runtime.memory.tensors import share_tensor
 
@@ -329,7 +329,8 @@ def _read_graph(
     )
     if is_canonical(adjacency):
         return adjacency
-    _log.info("edges of %s are not ascending by (neighbour, edge id): sorting a copy", edge_type)
+    text = f"edges of {edge_type} are not ascending by (neighbour, edge id): sorting a copy"
+    _log.info("%s", without_default_types(text))
     return canonical(adjacency, num_nodes[neighbour])
 
 

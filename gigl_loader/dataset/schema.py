@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, without_default_types
 
 if TYPE_CHECKING:  # workers read this module and do without torch
     import torch
@@ -89,6 +89,12 @@ class DatasetSchema:
                 "a DatasetSchema takes no quantization metadata: packed columns are read into "
                 "floats, so batches have them as the other columns"
             )
+
+    def __repr__(self) -> str:
+        """Show the fields that say something, without the internal types of a homogeneous graph."""
+        shown = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = [f"{name}={value!r}" for name, value in shown.items() if value not in ({}, ())]
+        return without_default_types(f"DatasetSchema({', '.join(values)})")
 
 
 def is_in_batches(attribute: str) -> bool:

@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         "--num-servers",
         type=int,
         default=environ.get("WORLD_SIZE", "1"),
-        help="storage servers in all: the number of partitions, or for replicas a multiple of it",
+        help="storage servers in all: at least one for each partition; further ones are replicas",
     )
     servers.add_argument(
         "--master-addr", default=environ.get("MASTER_ADDR", "127.0.0.1"), help="address of server 0"

@@ -41,7 +41,7 @@ from gigl_loader.inference.results import (
     Destination,
     ParquetRows,
     Results,
-    ToOriginal,
+    TableIds,
     check_parquet,
     model_digest,
 )
@@ -130,9 +130,10 @@ def full_graph_inference(
         device: Device of the layers; None: that of the model's parameters.
         dtype: Type of the stored rows of every layer: float16, float32 or float64; None: as
             computed.
-        format: ``"parquet"``: columns ``id`` (as in the tables of the graph, else equal to
-            ``node``; missing with a graph store), ``node`` (global id in the dataset) and
-            ``embedding``.
+        format: ``"parquet"``: the ids of the nodes' table, under the name that their column has
+            there (``id``, equal to ``node``, if the graph was not made from tables; missing with a
+            graph store), ``node`` (global id in the dataset) and ``embedding``. If the table's
+            column has one of these two names, ours has a ``_`` more.
         edge_weight: Whether PyG's layers get the graph's edge weights; None: no, with a warning if
             there are weights and a layer takes them.
         edge_attr: Whether PyG's layers get the graph's edge features.
@@ -311,14 +312,15 @@ def _parquet_files(
     return files
 
 
-def _original_ids(dataset: Any, node_type: NodeType) -> ToOriginal | None:
-    """Return the function from nodes to the ids of their tables; None: not known here."""
+def _original_ids(dataset: Any, node_type: NodeType) -> TableIds | None:
+    """Return the ids of the nodes' table; None: not known here."""
     if isinstance(dataset, RemoteDistDataset):
         return None
     local = DistDataset.wrap(dataset)
     if not local.has_original_ids:
-        return lambda ids: ids.numpy()
-    return partial(local.to_original, node_type=node_type)
+        return TableIds("id", lambda ids: ids.numpy())
+    column = local.original_id_column(node_type)
+    return TableIds(column, partial(local.to_original, node_type=node_type))
 
 
 # --- one call: layer by layer, type by type, chunk by chunk ---------------------------------------

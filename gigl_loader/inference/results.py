@@ -25,6 +25,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -355,7 +356,17 @@ def model_digest(model: Any) -> str:
 
 # --- as Parquet: id, node (int64) and embedding (a list of fixed length) --------------------------
 
-ToOriginal = Callable[[Tensor], Any]
+
+@dataclass(frozen=True)
+class TableIds:
+    """Ids that nodes have outside of the dataset."""
+
+    column: str
+    """The name of their column in the table of the nodes."""
+    of_nodes: Callable[[Tensor], Any]
+    """Returns the ids of nodes (``[n]`` int64), int64 or text."""
+
+
 """Gives nodes (``[n]`` int64) the ids of their tables, as ``[n]`` array."""
 
 
@@ -380,19 +391,14 @@ class ParquetRows:
         draft: Its name until it is complete.
         nodes: ``[n]`` int64.
         batch_size: Rows of a row group, at most.
-        to_original: The function for ``id``; None: there is no such column.
+        own: The ids of the tables; None: there is no such column.
     """
 
     def __init__(
-        self,
-        path: Path,
-        draft: Path,
-        nodes: Tensor,
-        batch_size: int,
-        to_original: ToOriginal | None,
+        self, path: Path, draft: Path, nodes: Tensor, batch_size: int, own: TableIds | None
     ) -> None:
         self._path, self._half, self._nodes, self._batch_size = path, draft, nodes, batch_size
-        self._to_original = to_original
+        self._own = own
         self._writer: Any = None
         self._schema: Any = None
         self._written = 0
@@ -429,9 +435,9 @@ class ParquetRows:
         """Return the column of the tables' ids, if there is one."""
         import pyarrow as pa
 
-        if self._to_original is None:
+        if self._own is None:
             return []
-        originals = self._to_original(nodes)
+        originals = self._own.of_nodes(nodes)
         # explicit: without texts, the type could not be inferred
         return [pa.array(originals, pa.string() if originals.dtype == object else pa.int64())]
 
@@ -442,7 +448,13 @@ class ParquetRows:
         # the width and the type are known with the first rows only
         if self._writer is None:
             values: Any = pa.from_numpy_dtype(rows.numpy().dtype)
-            kinds = [("id", ids.type) for ids in self._ids(self._nodes[:0])]
-            kinds += [("node", pa.int64()), ("embedding", pa.list_(values, rows.shape[1]))]
+            own = "" if self._own is None else self._own.column
+            kinds = [(own, ids.type) for ids in self._ids(self._nodes[:0])]
+            for name, kind in (
+                ("node", pa.int64()),
+                ("embedding", pa.list_(values, rows.shape[1])),
+            ):
+                # as SQL compares them; the table's name stays, as readers join by it
+                kinds.append((f"{name}_" if name == own.lower() else name, kind))
             self._schema = pa.schema(kinds)
             self._writer = pq.ParquetWriter(self._half, self._schema)

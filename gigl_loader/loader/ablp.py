@@ -98,11 +98,13 @@ class DistABLPLoader(LoaderInSteps):
             were not sampled.
         pad (bool | dict[str, Any]): Give all batches the same shapes, by dead nodes and edges that
             no real node hears of: ``pad_node_mask`` and ``pad_edge_mask`` are False there, and all
-            else is 0. True: by what batch size and fan-outs bound. ``{"nodes": sizes, "edges":
-            sizes}``, with sizes by type of a heterogeneous graph and two dead nodes of each type
-            included: a batch that does not fit is split by its seeds into smaller ones, and with
-            ``"larger": "bound"`` it gets the bound's shape instead. `gigl_loader.padding_sizes`
-            measures sizes. See the page "Batches of one shape".
+            else is 0. True: by what batch size, fan-outs and the graph bound; without replacement
+            an edge comes once in a batch, or in each disjoint tree, and again for a seed that comes
+            again. ``{"nodes": sizes, "edges": sizes}``, with sizes by type of a heterogeneous graph
+            and two dead nodes of each type included: a batch that does not fit is split by its
+            seeds into smaller ones, and with ``"larger": "bound"`` it gets the bound's shape
+            instead. `gigl_loader.padding_sizes` measures sizes. See the page "Batches of one
+            shape".
 
     Draws:
         replace (bool): Draw neighbours with replacement.

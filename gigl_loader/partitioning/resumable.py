@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +16,13 @@ from typing import Any
 import duckdb
 
 from gigl_loader.dataset.format.directory import LOCK
-from gigl_loader.errors import ConfigError, ObjectStorageError, UsageError, first_line
+from gigl_loader.errors import (
+    ConfigError,
+    ObjectStorageError,
+    UsageError,
+    first_line,
+    without_only_type,
+)
 from gigl_loader.runtime.progress import ProgressLine
 
 _BASE_BYTES = 100_000_000
@@ -199,11 +206,16 @@ class ResumableJob:
             else:
                 database.close()
 
+    def begin_stage(self, number: int, of: int, what: str) -> None:
+        """Say which stage of the run begins."""
+        if self._shown:
+            print(f"stage {number} of {of}: {what}", file=sys.stderr, flush=True)
+
     @contextmanager
-    def stage(self, name: str, total: int, unit: str = "rows") -> Iterator[Callable[[int], None]]:
-        """Show progress of a stage; yield a function that adds finished rows."""
+    def work_on(self, name: str, total: int, unit: str = "rows") -> Iterator[Callable[[int], None]]:
+        """Show progress of some work; yield a function that adds finished rows."""
         # A resumed run counts earlier rows in its first moment: the rate is too high at first.
-        line = ProgressLine(total, shown=self._shown, name=name, unit=unit)
+        line = ProgressLine(total, shown=self._shown, name=without_only_type(name), unit=unit)
         yield line.add
         line.end()
 

@@ -49,6 +49,7 @@ def batch_bounds(
     disjoint: bool = False,
     roots_repeat: bool = True,
     degrees: Mapping[EdgeType, int] | None = None,
+    num_edges: Mapping[EdgeType, int] | None = None,
 ) -> BatchBounds:
     """Return the most nodes and edges of a batch that is grown hop by hop.
 
@@ -62,12 +63,20 @@ def batch_bounds(
             This changes only the count of merged nodes.
         degrees: The largest degree of the expanded nodes, by edge type, used in place of a
             fan-out of -1. None: such a fan-out has no bound.
+        num_edges: Edges of the whole graph by type, for draws without replacement: then an edge
+            is drawn once for each time that its node is expanded. That is once in a batch, and in
+            each of its disjoint trees; a root that comes again is expanded again. The limit of a
+            type that is left out is not known. None: of all.
 
     Raises:
         ConfigError: A fan-out is -1 and ``degrees`` has no bound for it.
     """
     expanded, neighbor = (2, 0) if edge_dir == "in" else (0, 2)
-    widths = {name: _widths(name, hops, degrees) for name, hops in fanouts.items()}
+    limits = {name: count for name, count in (num_edges or {}).items() if name in fanouts}
+    widths = {
+        name: tuple(_at_most(width, limits.get(name)) for width in _widths(name, hops, degrees))
+        for name, hops in fanouts.items()
+    }
     start = {name: roots.get(name, 0) for name in num_nodes}
     if not (roots_repeat or disjoint):
         start = {name: min(count, num_nodes[name]) for name, count in start.items()}
@@ -76,20 +85,32 @@ def batch_bounds(
         name: None if disjoint else max(count - min(start[name], 1), 0)
         for name, count in num_nodes.items()
     }
+    given = {}  # by the graph to a batch, at most
+    for name, count in limits.items():
+        if disjoint:  # to each tree, and for each time that a root comes in it
+            given[name] = sum(start.values()) * count
+        else:  # a node that is a root n times draws n times in the first hop, all others once
+            again = max(start[name[expanded]] - 1, 0) if roots_repeat else 0
+            given[name] = count + again * max(widths[name][:1], default=0)
     nodes_per_hop = {name: [count] for name, count in start.items()}
     edges_per_hop: dict[EdgeType, list[int]] = {name: [] for name in widths}
     for hop in range(len(next(iter(widths.values()), ()))):
         for name, counts in edges_per_hop.items():
-            counts.append(nodes_per_hop[name[expanded]][hop] * widths[name][hop])
+            drawn = nodes_per_hop[name[expanded]][hop] * widths[name][hop]
+            counts.append(_at_most(drawn, given.get(name)))
         for node_type, counts in nodes_per_hop.items():
             # At worst each edge of the hop leads to a node that no other edge led to.
             reached = sum(
-                drawn[hop] for name, drawn in edges_per_hop.items() if name[neighbor] == node_type
+                edges[hop] for name, edges in edges_per_hop.items() if name[neighbor] == node_type
             )
             counts.append(_at_most(reached, most[node_type]))
     nodes = {}
     for node_type, (first, *later) in nodes_per_hop.items():
-        nodes[node_type] = first + _at_most(sum(later), most[node_type])
+        found = _at_most(sum(later), most[node_type])
+        leading = [name for name in widths if name[neighbor] == node_type]
+        if given.keys() >= set(leading):  # each of them was found by an edge of its own
+            found = min(found, sum(given[name] for name in leading))
+        nodes[node_type] = first + found
         if not (roots_repeat or disjoint):
             nodes[node_type] = min(nodes[node_type], num_nodes[node_type])
     ends = {name: name[expanded] for name in widths}
@@ -98,7 +119,9 @@ def batch_bounds(
         {name: tuple(counts) for name, counts in edges_per_hop.items()},
         nodes,
         {
-            name: _most_edges(widths[name], nodes_per_hop[end], nodes[end])
+            name: _at_most(
+                _most_edges(widths[name], nodes_per_hop[end], nodes[end]), given.get(name)
+            )
             for name, end in ends.items()
         },
     )

@@ -105,14 +105,16 @@ def test_parquet_has_the_ids_of_the_tables_and_is_read_as_a_folder(
     done = run_python("-m", "gigl_loader", "infer", *arguments, timeout_s=300)
     assert done.returncode == 0, done.stderr
     table = pyarrow.dataset.dataset(tmp_path / "out").to_table()
-    assert table.column_names == ["id", "node", "embedding"]
-    found = {row["id"]: row["embedding"] for row in table.to_pylist()}
+    assert table.column_names == ["name", "node", "embedding"], "the table's own name"
+    found = {row["name"]: row["embedding"] for row in table.to_pylist()}
     assert found == {one: [float(i)] for i, one in enumerate(ids)}
     dataset = DistDataset.load(tmp_path / "graph", 0)
-    assert dataset.to_original(table["node"].to_numpy()).tolist() == table["id"].to_pylist()
+    assert dataset.to_original(table["node"].to_numpy()).tolist() == table["name"].to_pylist()
     # and it is joined with the file of all ids, by either column
     pairs = pq.read_table(next((tmp_path / "graph" / "ids").glob("*.parquet")))
-    joined = table.select(["id", "node"]).join(pairs, keys=["id", "node"], join_type="inner")
+    joined = table.select(["name", "node"]).join(
+        pairs, keys=["name", "node"], right_keys=["id", "node"], join_type="inner"
+    )
     assert joined.num_rows == len(ids)
     assert pq.read_table(tmp_path / "out").num_rows == len(ids), "as pandas reads a folder"
 

@@ -18,6 +18,13 @@ def _script() -> Any:
     return module
 
 
+def test_rows_that_come_again_are_counted() -> None:
+    script, trace = _script(), [np.array([0, 1]), np.array([1, 2]), np.array([1, 3])]
+    # 4 rows, each fetched once, of 6 that are needed; only row 1 is needed again
+    assert script.reuse_of(trace) == (1, 2 / 6)
+    assert script.hits_by_next_use(trace, 4, 1) == 2, "a cache of one row reaches that"
+
+
 def test_hits_by_next_use_and_by_last_use() -> None:
     """Three rows in turns, room for two: the row that was used longest ago is always the next."""
     script, trace = _script(), [np.array([one]) for one in (0, 1, 2) * 3]

@@ -62,6 +62,17 @@ REPLICAS: list[Event] = [
     ((2, 10), 3, KILL, False),
 ]
 """Where servers 0 and 2, 1 and 3 have the same partition."""
+UNEVEN: list[Event] = [
+    (FETCH, 2, KILL, True),
+    (BUILD, 1, KILL, True),
+    ((0, 5), 2, KILL, False),  # server 0 takes over
+    ((0, 18), 1, KILL, True),  # nobody else has its partition
+    ((1, 5), 2, None, True),
+    ((1, 18), 1, KILL, True),
+    ((2, 5), 0, KILL, False),  # server 2 takes over
+    ((2, 20), 0, None, True),
+]
+"""Where servers 0 and 2 have the same partition, and server 1 has the other one alone."""
 
 
 def _digests(*loaders: DistNeighborLoader, after=lambda when: None) -> set[str]:
@@ -169,8 +180,13 @@ def _serve(info, rank: int) -> None:
 @pytest.mark.longest
 @pytest.mark.parametrize(
     ("num_servers", "events"),
-    [(2, ALONE_FEW), (4, REPLICAS), pytest.param(2, ALONE, marks=pytest.mark.wide)],
-    ids=["alone", "replicas", "alone, more often"],
+    [
+        (2, ALONE_FEW),
+        (4, REPLICAS),
+        pytest.param(3, UNEVEN, marks=pytest.mark.wide),
+        pytest.param(2, ALONE, marks=pytest.mark.wide),
+    ],
+    ids=["alone", "replicas", "one partition with a replica", "alone, more often"],
 )
 def test_servers_that_are_lost(tmp_path: Path, num_servers: int, events: list[Event]) -> None:
     """Killed, told to end and started again; or with a replica, which takes over."""

@@ -11,7 +11,7 @@ import torch
 from gigl_loader.errors import ConfigError
 from gigl_loader.inference import results
 from gigl_loader.inference.layerwise import full_graph_inference
-from gigl_loader.inference.results import ParquetRows
+from gigl_loader.inference.results import ParquetRows, TableIds
 from tests.inference import full_jobs
 
 IDS = torch.arange(10) * 3
@@ -26,7 +26,7 @@ def _read(path: Path) -> tuple[list[int], np.ndarray]:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_rows_come_back_with_their_ids(dtype: torch.dtype, tmp_path: Path) -> None:
     path, rows = tmp_path / "part-00000.parquet", ROWS.to(dtype)
-    file = ParquetRows(path, tmp_path / "half", IDS, 4, lambda ids: ids.numpy())
+    file = ParquetRows(path, tmp_path / "half", IDS, 4, TableIds("id", lambda ids: ids.numpy()))
     file.advance(rows, 4)
     file.advance(rows, 4)
     file.advance(rows, 6)
@@ -44,10 +44,30 @@ def test_rows_come_back_with_their_ids(dtype: torch.dtype, tmp_path: Path) -> No
 
 def test_a_rank_without_nodes_has_a_file_without_rows(tmp_path: Path) -> None:
     path = tmp_path / "part-00003.parquet"
-    file = ParquetRows(path, tmp_path / "half", IDS[:0], 4, lambda ids: np.empty(0, object))
+    own = TableIds("id", lambda ids: np.empty(0, object))
+    file = ParquetRows(path, tmp_path / "half", IDS[:0], 4, own)
     file.finish(ROWS[:0])
     assert pq.read_table(path).num_rows == 0
     assert str(pq.read_schema(path).field("id").type) == "string"
+
+
+@pytest.mark.parametrize(
+    ("column", "names"),
+    [
+        ("user_id", ["user_id", "node", "embedding"]),
+        ("node", ["node", "node_", "embedding"]),
+        ("Embedding", ["Embedding", "node", "embedding_"]),
+    ],
+)
+def test_ids_have_the_name_of_their_table(column: str, names: list[str], tmp_path: Path) -> None:
+    """And a column of ours gives way, so that no join takes our numbers for the table's."""
+    path, own = tmp_path / "part-00000.parquet", TableIds(column, lambda ids: ids.numpy() + 1)
+    file = ParquetRows(path, tmp_path / "half", IDS, 4, own)
+    file.finish(ROWS)
+    table = pq.read_table(path)
+    assert table.column_names == names
+    assert table[names[0]].to_pylist() == (IDS + 1).tolist()
+    assert table[names[1]].to_pylist() == IDS.tolist()
 
 
 def test_what_is_not_finished_has_not_the_name(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,7 +24,8 @@ from gigl_loader import (
 )
 from gigl_loader.errors import WrongTypeError
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.testing import TinyGraph, check_batch, check_same_batches
+from gigl_loader.sources.workers import pipe
+from gigl_loader.testing import TinyGraph, batch_digest, check_batch, check_same_batches
 
 pytestmark = pytest.mark.multiprocess
 
@@ -69,6 +71,35 @@ def test_threads_that_ask_at_one_time_get_their_own(
                 one.result(timeout=120)
         assert wrong == []
         assert overlaps == []
+
+
+def test_the_collector_may_end_an_iterator_within_any_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in a cycle, as of an error's frames; its end is told to the workers, by a send, too."""
+    send_packed = pipe.send_packed
+    ended: list[int] = []
+
+    def sending(*given: Any, **how: Any) -> None:
+        gc.collect()
+        send_packed(*given, **how)
+
+    how: dict[str, Any] = {"num_neighbors": [3, 2], "batch_size": 4, "seed": 4}
+    with DistNeighborLoader(GRAPH.dataset(), num_workers=1, **how) as loader:
+        whole, at_once = [batch_digest(batch) for batch in loader], batch_digest(loader([3, 5]))
+        for epoch in range(3):
+            loader.set_epoch(0)
+            iterator = iter(loader)
+            assert batch_digest(next(iterator)) == whole[0]
+            weakref.finalize(iterator, ended.append, epoch)
+            cycle: list[Any] = [iterator]
+            cycle.append(cycle)
+            with monkeypatch.context() as patched:
+                patched.setattr(pipe, "send_packed", sending)
+                del iterator, cycle
+                assert ended == [*range(epoch)], "it lives until something is sent"
+                assert batch_digest(loader([3, 5])) == at_once
+            assert ended == [*range(epoch + 1)], "the collector came within the send"
+            loader.set_epoch(0)
+            assert [batch_digest(batch) for batch in loader] == whole
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

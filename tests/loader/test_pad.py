@@ -79,6 +79,27 @@ def test_from_a_graph_store(tmp_path: Path) -> None:
         assert digest_cases.read(tmp_path, name) == KNOWN[name], name
 
 
+@pytest.mark.multiprocess
+def test_edges_of_the_graph_bound_batches_alike_on_ranks_and_from_servers(tmp_path: Path) -> None:
+    """Fan-outs beyond the graph: 400 edges, of 60 nodes with up to 50 neighbours each."""
+    for name in ("ranks", "notes"):
+        (tmp_path / name).mkdir()
+    run_ranks(
+        pad_jobs.huge_of_a_rank, tmp_path, world_size=2, tmp_path=tmp_path / "ranks", timeout=300
+    )
+    run_cluster(
+        pad_jobs.huge_of_a_client,
+        tmp_path,
+        dataset=pad_jobs.small_partition,
+        tmp_path=tmp_path / "notes",
+    )
+    alone = pad_jobs.huge_shapes(pad_jobs.SMALL.dataset(), torch.arange(60))
+    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
+    assert len(found) == 4
+    assert found == [alone] * 4
+    assert alone == {"merged": [62 + 2, 400 + 2 * 50], "trees": [3 * 401 + 2, 3 * 400]}
+
+
 def _nodes(pad: Any = True, **how: Any) -> DistNeighborLoader:
     given = {"batch_size": 16, "seed": 3, "num_workers": 0, "shuffle": True, **how}
     return DistNeighborLoader(LARGE.dataset(), [4, 4], torch.arange(70), pad=pad, **given)

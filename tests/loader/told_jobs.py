@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from gigl_loader import (
     WrongTypeError,
     release_workers,
 )
+from gigl_loader.loader.seeds import world
 from gigl_loader.runtime.ranks.collectives import (
     broadcast_value,
     decide_with_ranks,
@@ -144,9 +146,9 @@ def store(info: Any, rank: int) -> None:
     ):
         given = {**good, **(bad if rank == 1 else {})}
         one_is_wrong(rank, partial(DistNeighborLoader, remote, **given), words)
-    assert _uneven(_logged(lambda: DistNeighborLoader(remote, **good).shutdown())) == []
+    assert _uneven(_logged(lambda: len(_epoch(remote, **good)))) == []
     good["input_nodes"] = {rank: torch.arange(20 * rank, 20 * rank + 8 + 4 * rank)}
-    found = _logged(lambda: DistNeighborLoader(remote, **good).shutdown())
+    found = _logged(lambda: _epoch(remote, **good))
     assert _uneven(found) == (["6 on rank 1 and 4 on rank 0"] if rank == 0 else [])
     ways: tuple[tuple[EvenRanks, int], ...] = (("drop", 4), ("wrap", 6))
     for even, steps in ways:
@@ -154,9 +156,23 @@ def store(info: Any, rank: int) -> None:
             assert len(list(loader)) == len(loader) == steps
 
 
+def _epoch(dataset: Any, **how: Any) -> list[Any]:
+    with DistNeighborLoader(dataset, **how) as loader:
+        return list(loader)
+
+
 def _logged(job: Callable[[], Any]) -> list[str]:
-    """Return what this package logs meanwhile."""
+    """Return what this package logs meanwhile, as in a process that has said nothing yet."""
+    with _log() as found:
+        job()
+    return found
+
+
+@contextmanager
+def _log() -> Iterator[list[str]]:
+    """Give the list of what this package logs in the block."""
     found: list[str] = []
+    world.has_warned.clear()
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -165,10 +181,9 @@ def _logged(job: Callable[[], Any]) -> list[str]:
     handler = Handler()
     logging.getLogger("gigl_loader").addHandler(handler)
     try:
-        job()
+        yield found
     finally:
         logging.getLogger("gigl_loader").removeHandler(handler)
-    return found
 
 
 def _uneven(logged: list[str]) -> list[str]:
@@ -182,6 +197,7 @@ def _uneven(logged: list[str]) -> list[str]:
 
 def uneven(rank: int, size: int) -> None:
     """One warning on rank 0; and an empty rank with "wrap" is an error on all of them."""
+    _uneven_once(rank)
     for how in _colocated(rank, size).values():
         build = partial(_epoch_of, how)
         warned = ["3 on rank 0 and 2 on rank 1"] if rank == 0 else []
@@ -192,6 +208,33 @@ def uneven(rank: int, size: int) -> None:
         assert _uneven(_logged(partial(build, 9, shard="world", even_ranks="wrap"))) == []
         with pytest.raises(ConfigError, match=r"'wrap'.*ranks \[1\] have: .*\[1, 0\]"):
             build(1, even_ranks="wrap")
+
+
+def _uneven_once(rank: int) -> None:
+    """The warning comes once per process, at the first epoch that may train."""
+
+    def train_and_validate() -> None:
+        seeds = torch.arange(9)
+        how: dict[str, Any] = {"batch_size": 2, "seed": 1, "num_workers": 0}
+        with (
+            DistNeighborLoader(GRAPH.dataset(), [2], seeds, **how) as training,
+            DistNeighborLoader(GRAPH.dataset(), [2], seeds, **how) as validation,
+        ):
+            assert _uneven(seen) == [], "the warning does not come before training does"
+            for _ in range(2):
+                with torch.no_grad():
+                    assert len(list(validation)) == len(validation)
+                with torch.inference_mode():
+                    assert len(list(validation)) == len(validation)
+                assert _uneven(seen) == told
+                assert len(list(training)) == len(training)
+                assert len(list(validation)) == len(validation)
+                told[:] = ["3 on rank 0 and 2 on rank 1"] if rank == 0 else []
+                assert _uneven(seen) == told
+
+    told: list[str] = []
+    with _log() as seen:
+        train_and_validate()
 
 
 def _epoch_of(how: dict[str, Any], seeds: int, **more: Any) -> None:

@@ -82,7 +82,7 @@ def test_dangling_edges_can_be_left_out(tmp_path: Path) -> None:
     for method in ("contiguous", "ldg"):
         report = partition_tables(**arguments, drop_dangling=True, method=method, overwrite=True)
         assert sum(report.dangling.values()) == 2
-        assert "2 dangling edges left out" in str(report)
+        assert "dangling edges left out: 2" in str(report)
         assert sum(part.edges for part in report.parts) == 2
 
 

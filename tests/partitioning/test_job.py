@@ -171,7 +171,7 @@ def test_an_engine_shows_no_bar_of_its_own(tmp_path: Path) -> None:
 
 def test_progress_is_shown_of_what_is_done(tmp_path: Path, capsys: Any) -> None:
     for shown in (True, False):
-        with _job(tmp_path, progress=shown).stage("map edges", 1500, "edges") as progress:
+        with _job(tmp_path, progress=shown).work_on("map edges", 1500, "edges") as progress:
             progress(1000)
             progress(500)
     (line,) = capsys.readouterr().err.splitlines()

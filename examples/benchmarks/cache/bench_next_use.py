@@ -30,6 +30,13 @@ def hits_by_next_use(trace: Trace, num_ids: int, capacity: int) -> int:
     return sum(map(len, trace)) - ours(trace, num_ids, capacity)[0]
 
 
+def reuse_of(trace: Trace) -> tuple[int, float]:
+    """Return how many rows are needed more than once, and the hits of a cache without a limit."""
+    rows, counts = np.unique(np.concatenate(trace), return_counts=True)
+    needed = int(counts.sum())
+    return int((counts > 1).sum()), (needed - len(rows)) / needed
+
+
 def hits_by_last_use(trace: Trace, capacity: int) -> int:
     """Return the rows that a cache has which always drops the row that was used longest ago."""
     kept: OrderedDict[int, None] = OrderedDict()
@@ -63,20 +70,27 @@ def main() -> None:
         "",
         HEADER,
     ]
+    notes = [""]
     for name, make in (("power law", power_law), ("uniform", uniform)):
         random = np.random.default_rng(0)
         edges = make(args.scale, random, args.edges)
         parts = random.integers(0, args.parts, num_ids)
         trace: Trace = batches_of(edges, args.scale, args.batch_size, parts, args.batches)["trace"]
-        rows = sum(map(len, trace))
+        rows, others = sum(map(len, trace)), int((parts != 0).sum())
+        again, best = reuse_of(trace)
+        notes.append(
+            f"{name}: {again:,} rows are needed more than once, {again / others:.0%} of those of "
+            f"other parts; a cache without a limit has {best:.1%} hits."
+        )
         for share in SHARES:
-            capacity = round(share * int((parts != 0).sum()))
+            capacity = round(share * others)
             next_use = hits_by_next_use(trace, num_ids, capacity)
             last_use = hits_by_last_use(trace, capacity)
             lines.append(
                 f"| {name} | {rows // len(trace):,} | {share:.0%} | {next_use / rows:.1%} | "
                 f"{last_use / rows:.1%} | {(rows - next_use) / (rows - last_use):.2f} |"
             )
+    lines += notes
     print("\n".join(lines))
     if args.out is not None:
         args.out.write_text("\n".join(lines) + "\n")

@@ -137,6 +137,8 @@ LOOKUPS = "lookup"
 
 PARQUET = "ids/{node_type}.parquet"
 """Path of the pairs (``id``, ``node``) of a type, ascending by ``node``."""
+TABLE_COLUMN = b"gigl_loader.table_column"
+"""Key in the metadata of the field ``id`` there: the name of the column in the source table."""
 EDGE_ROWS = "edge_rows/{edge_type}/part{partition}.values"
 """Array with the table row of each edge of a partition, in the order of edge ids."""
 

@@ -17,6 +17,7 @@ from gigl_loader.dataset.format.mapped import (
     LOOKUPS,
     PARQUET,
     ROOT_FILE,
+    TABLE_COLUMN,
     ArraySpec,
     FileStamp,
     Header,
@@ -188,6 +189,17 @@ class OriginalIds:
         # back from distinct ids to the requested ones, in their order
         ids: Array = nodes[compute.index_in(wanted, keys).to_numpy()]
         return ids
+
+    def column(self) -> str:
+        """Return the name of the column that has these ids in its table.
+
+        Raises:
+            ConfigError: pyarrow is not installed.
+        """
+        _, _, parquet = _import_pyarrow()
+        path = self._shared.folder / PARQUET.format(node_type=self._node_type)
+        metadata = parquet.read_schema(path).field("id").metadata or {}
+        return str(metadata.get(TABLE_COLUMN, b"id").decode())
 
     def _pairs(self) -> Path:
         """Return the file of all pairs, whose checksum is compared once."""

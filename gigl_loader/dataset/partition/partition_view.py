@@ -255,6 +255,16 @@ class PartitionView(Generic[A]):
             edge_attributes=edge_attributes,
         )
 
+    def total_edges(self) -> dict[EdgeType, int]:
+        """Return the edges of each type over all partitions; types without a number are left out.
+
+        Books count edges that `split_partitions` has taken out, too.
+        """
+        if self.num_partitions == 1:
+            ends: dict[EdgeType, Any] = {t: edges.indices for t, edges in self.adjacency.items()}
+            return {name: len(indices) for name, indices in ends.items()}
+        return {name: book.num_ids for name, book in self.edge_books.items()}
+
     def ends_of(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
         """Return (type that is expanded, type of its neighbours) of a walked edge type."""
         src, _, dst = edge_type

@@ -154,6 +154,13 @@ class RemoteDistDataset:
         """Return how many nodes of each type there are over all servers."""
         return cast("dict[NodeType, int]", self._ask(0, "get_num_nodes"))
 
+    def fetch_num_edges(self) -> dict[EdgeType, int]:
+        """Return how many edges of each type there are over all servers.
+
+        Label edge types are included; types whose number the servers do not know are left out.
+        """
+        return cast("dict[EdgeType, int]", self._ask(0, "get_num_edges"))
+
     def fetch_node_partition_book(self, node_type: NodeType | None = None) -> Any:
         """Return the owner of each node of a type: GLT's range book, or a tensor."""
         return self._ask(0, "get_node_partition_book", node_type=node_type)

@@ -86,6 +86,10 @@ class PartitionAnswers(GLTAnswers):
         return dict(self.dataset.view().num_nodes)
 
     @override
+    def get_num_edges(self) -> dict[EdgeType, int]:
+        return self.dataset.view().total_edges()
+
+    @override
     def get_node_feature_info(self) -> FeatureInfos:
         return self.dataset.node_feature_info
 

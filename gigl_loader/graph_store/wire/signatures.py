@@ -61,6 +61,11 @@ class PartitionSignatures(ABC):
 
     @served
     @abstractmethod
+    def get_num_edges(self) -> dict[EdgeType, int]:
+        """Return how many edges of each type there are over all servers, of types with books."""
+
+    @served
+    @abstractmethod
     def get_node_feature_info(self) -> FeatureInfos:
         """Return width and dtype of the node features."""
 

@@ -16,7 +16,7 @@ from gigl_loader.batch.device.prefetch import NOT_READY, CopyAhead, CopyEngine, 
 from gigl_loader.batch.message import AT_ONCE_EPOCH, Attempt, Received, SampleMessage
 from gigl_loader.errors import ConfigError, NoEarlyEnd, PeerError, UsageError
 from gigl_loader.loader.epochs.epoch import EpochProgress, LoaderStats
-from gigl_loader.loader.seeds.world import WorldShare, even_steps
+from gigl_loader.loader.seeds.world import Steps, WorldShare, even_steps
 from gigl_loader.sources.batch_source import BatchSource
 
 logger = logging.getLogger(__name__)
@@ -217,8 +217,7 @@ class Epochs:
 
     num_batches = 0
     """Batches of the source's input."""
-    num_steps = 0
-    """Batches of an epoch on this rank."""
+    _steps = Steps(0)
     share: WorldShare | None = None
     """This rank's part of the job's batches; None: the input is this rank's alone."""
 
@@ -261,7 +260,12 @@ class Epochs:
             self.share = WorldShare(
                 rank=rank, world_size=world_size, total=own, even_ranks=even_ranks
             )
-        self.num_steps = even_steps(own, even_ranks, world_size, self.share)
+        self._steps = even_steps(own, even_ranks, world_size, self.share)
+
+    @property
+    def num_steps(self) -> int:
+        """Batches of an epoch on this rank."""
+        return self._steps.own
 
     def set_next(self, epoch: int) -> None:
         """Say which epoch the next `begin` starts."""
@@ -299,6 +303,7 @@ class Epochs:
         # Before a resume counts as used up: if this raises, the next iter() still continues there.
         check_start(self._progress.epoch, self._progress.yielded)
         self._resumed, self._started = False, True
+        self._steps.warn_if_uneven()
         # A position is a step of the epoch, a batch is one of the input: with even_ranks="wrap"
         # positions go on beyond the last batch, and count from the first one again. An empty input
         # has no positions, but 0 would divide.

@@ -69,6 +69,7 @@ def make_padding(
     fanouts: Any,
     schema: DatasetSchema,
     num_nodes: Mapping[NodeType, int],
+    num_edges: Mapping[EdgeType, int],
     inputs: Sequence[Any],
     sampler: SamplerKind,
     world_size: int,
@@ -80,6 +81,7 @@ def make_padding(
         fanouts: From the sampling config: by message-passing edge type, or a list.
         schema: Types and widths of the dataset.
         num_nodes: Nodes of the whole graph, by type.
+        num_edges: Edges of the whole graph, by type; a type whose number is not known is left out.
         inputs: The sampler's inputs, all of one type; those of anchors with their columns.
         sampler: The loader's own sampler.
         world_size: Ranks of the job.
@@ -91,7 +93,9 @@ def make_padding(
     if pad is False:
         return None
     _check_sampler(sampler, given)
-    graph = _PaddedGraph(fanouts, schema, num_nodes, given.expansion)
+    # an edge may be drawn any number of times with replacement
+    limits = {} if given.replace else num_edges
+    graph = _PaddedGraph(fanouts, schema, num_nodes, limits, given.expansion)
     roots = _Seeds(sampler, inputs, schema)
     bound = _bound(pad, graph, roots, given.batch_size)
     layout = roots.layout(typed=graph.typed)
@@ -106,7 +110,7 @@ def make_padding(
             _check_memory(one, pad, schema)
     may_split = not enough and larger is None
     if may_split:
-        _check_least(shape, graph, roots)
+        _check_least(shape, graph, roots, bound)
     in_step = given.even_ranks is not None or given.shard == "world"
     if may_split and in_step and world_size > 1:
         raise ConfigError(
@@ -174,7 +178,9 @@ def _check_sampler(sampler: SamplerKind, given: LoaderOptions) -> None:
         )
 
 
-def _check_least(shape: PadShape, graph: "_PaddedGraph", roots: "_Seeds") -> None:
+def _check_least(
+    shape: PadShape, graph: "_PaddedGraph", roots: "_Seeds", bound: PadShape | None
+) -> None:
     """Raise `ConfigError` if one seed may not fit, in which case no split would help."""
     try:
         least = graph.shape(graph.bounds(roots.most(1), repeat=roots.repeat, widest=True))
@@ -183,14 +189,12 @@ def _check_least(shape: PadShape, graph: "_PaddedGraph", roots: "_Seeds") -> Non
     # A seed may find itself once more: a repeated node has two labels, and others find only one of
     # them.
     again = {name: min(count, 1) if roots.repeat else 0 for name, count in roots.most(1).items()}
-    for names, given, needed in (
-        (
-            "nodes",
-            shape.nodes,
-            {n: c + again.get(graph.type_of(n), 0) for n, c in least.nodes.items()},
-        ),
-        ("edges", shape.edges, least.edges),
-    ):
+    nodes = {n: c + again.get(graph.type_of(n), 0) for n, c in least.nodes.items()}
+    edges = dict(least.edges)
+    if bound is not None:  # a part of a batch is no larger than the batch
+        nodes = {name: min(size, bound.nodes[name]) for name, size in nodes.items()}
+        edges = {name: min(size, bound.edges[name]) for name, size in edges.items()}
+    for names, given, needed in (("nodes", shape.nodes, nodes), ("edges", shape.edges, edges)):
         small = {name: needed[name] for name, size in given.items() if size < needed[name]}  # type: ignore[index]  # both are of one kind
         if small:
             raise ConfigError(
@@ -211,6 +215,7 @@ class _PaddedGraph:
         fanouts: Any,
         schema: DatasetSchema,
         num_nodes: Mapping[NodeType, int],
+        num_edges: Mapping[EdgeType, int],
         expansion: ExpansionOptions,
     ) -> None:
         labeled = schema.is_homogeneous_with_labeled_edge_type
@@ -222,7 +227,7 @@ class _PaddedGraph:
             name: tuple(hops) for name, hops in by_type.items()
         }
         self._num_nodes, self._edge_dir = num_nodes, schema.edge_dir
-        self._disjoint = expansion.in_trees
+        self._num_edges, self._disjoint = num_edges, expansion.in_trees
 
     def bounds(
         self, roots: Mapping[NodeType, int], *, repeat: bool, widest: bool = False
@@ -233,10 +238,12 @@ class _PaddedGraph:
             roots: Roots by type.
             repeat: Whether a node may be a root more than once.
             widest: For a part of a batch: its nodes may have been found in an earlier hop of the
-                whole batch, with as many neighbours as that hop draws.
+                whole batch, with as many neighbours as that hop draws. The graph's edges limit
+                nothing then: a root of another part may be a node of this one, too.
         """
-        fanouts = self._fanouts
+        fanouts, num_edges = self._fanouts, self._num_edges
         if widest:
+            num_edges = {}
             fanouts = {name: tuple(accumulate(hops, max)) for name, hops in fanouts.items()}
         return batch_bounds(
             fanouts,
@@ -245,6 +252,7 @@ class _PaddedGraph:
             edge_dir=self._edge_dir,
             disjoint=self._disjoint,
             roots_repeat=repeat,
+            num_edges=num_edges,
         )
 
     def shape(self, bounds: BatchBounds) -> PadShape:

@@ -11,8 +11,11 @@ any number of ranks can continue from it.
 """
 
 import logging
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 from gigl_loader.errors import ConfigError, UsageError
@@ -24,6 +27,9 @@ from gigl_loader.runtime.ranks.collectives import (
 from gigl_loader.sources.seed_checks import SHARDS, SeedSummary, check_same_seeds
 
 logger = logging.getLogger(__name__)
+
+has_warned = threading.Event()
+"""Set once this process has warned of ranks with different numbers of batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +59,28 @@ class WorldShare:
         return min(position - self.rank + self.world_size, self.total)
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Batches of an epoch on this rank."""
+
+    own: int
+    by_rank: tuple[int, ...] = ()
+    """On rank 0, the number of each rank, if they differ; else empty."""
+
+    def warn_if_uneven(self) -> None:
+        """Warn once per process, when an epoch begins in which gradients may be exchanged."""
+        # a loop without gradients, as of a validation, waits for no other rank
+        if self.by_rank and torch.is_grad_enabled() and not has_warned.is_set():
+            has_warned.set()
+            logger.warning("%s", uneven_text(self.by_rank))
+
+
 def even_steps(
     own: int, even_ranks: str | None, world_size: int, share: WorldShare | None = None
-) -> int:
+) -> Steps:
     """Return the steps of this rank, which has ``own`` batches. All ranks call it.
 
-    Ranks compare their steps here, and rank 0 warns if they differ.
+    Ranks compare their steps here.
 
     Args:
         own: Batches of this rank's input.
@@ -73,34 +95,34 @@ def even_steps(
     """
     steps = own if share is None else len(share.positions())
     if world_size == 1:
-        return steps
+        return Steps(steps)
     if not dist.is_initialized():
         if even_ranks is None:
-            return steps
+            return Steps(steps)
         raise UsageError("even_ranks needs torch.distributed to be up")
     counts = gather_from_ranks(steps, dist.get_world_size(), int)
     if share is not None or even_ranks is None:
-        if dist.get_rank() == 0 and len(set(counts)) > 1:
-            logger.warning("%s", uneven_text(counts))
-        return steps
+        is_said_here = dist.get_rank() == 0 and len(set(counts)) > 1
+        return Steps(steps, tuple(counts) if is_said_here else ())
     if even_ranks == "drop":
-        return min(counts)
+        return Steps(min(counts))
     # Here, after the exchange, so that all ranks raise it.
     if empty := [rank for rank, count in enumerate(counts) if count == 0 < max(counts)]:
         raise ConfigError(
             f"even_ranks='wrap' cannot repeat an empty input, which ranks {_some(empty)} have: "
             f"batches by rank {_some(counts)}; give each rank seeds, or even_ranks='drop'"
         )
-    return max(counts)
+    return Steps(max(counts))
 
 
-def uneven_text(counts: list[int]) -> str:
+def uneven_text(counts: Sequence[int]) -> str:
     """Return the warning that ranks take different numbers of steps."""
     least, most = min(counts), max(counts)
     return (
         f"ranks have different numbers of batches: {most} on rank {counts.index(most)} and {least} "
         f"on rank {counts.index(least)}. Training with DDP fails when the first one ends its "
         "epoch: give the loaders even_ranks='drop' to leave out what is over, or 'wrap' to fill up"
+        ". Loops in torch.no_grad() or in torch's Join need neither"
     )
 
 

@@ -97,7 +97,7 @@ def count_degrees(
     name = f"degrees/{node_type}/{span}"  # a resumed run may have another memory limit
     (job.folder / name).mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    with job.stage(f"degrees {node_type}", total * len(firsts), "edges") as progress:
+    with job.work_on(f"degrees {node_type}", total * len(firsts), "edges") as progress:
         for first in firsts:
             count = min(span, num_nodes - first)
             path: Path | None = None
@@ -176,7 +176,7 @@ class Positions:
         self.counts = np.diff(numbering.ends, prepend=0)
         self.name = f"{LOOKUPS}/{node_type}"
         ranges = enumerate(zip(numbering.starts.tolist(), numbering.ends.tolist(), strict=True))
-        with job.stage(f"order {node_type}", numbering.num_nodes) as progress:
+        with job.work_on(f"order {node_type}", numbering.num_nodes) as progress:
             for k, (first, end) in ranges:
                 make = partial(_rank, degrees, first, end, self.path(k), self.dtype(k))
                 job.step(f"order/{node_type}/{k}", make)
@@ -278,7 +278,9 @@ class Buckets:
             makes[f"position/{self.name}/{bucket}"] = partial(
                 _write_bucket, files, bucket, first, count, targets
             )
-        with positions.job.stage(f"place {positions.node_type}", self.count, "buckets") as progress:
+        with positions.job.work_on(
+            f"place {positions.node_type}", self.count, "buckets"
+        ) as progress:
             for _ in positions.job.steps(makes):
                 progress(1)
 

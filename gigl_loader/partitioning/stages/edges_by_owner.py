@@ -245,7 +245,7 @@ def map_edges(
         joins[name] = partial(_map, job, table, ends, extras, target, source, select)
         files[name] = file
         mapped.files.append(target)
-    with job.stage(f"{stage} {key}", table.num_rows) as progress:
+    with job.work_on(f"{stage} {key}", table.num_rows) as progress:
         for name, counts in job.steps(joins):
             # Also for steps of an earlier run: that one was killed before it could raise the error.
             # Nulls are refused even if dangling edges are dropped.

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset.format.mapped import PARQUET, Part
+from gigl_loader.dataset.format.mapped import PARQUET, TABLE_COLUMN, Part
 from gigl_loader.dataset.format.mapped_writer import PartFiles
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
@@ -132,7 +132,7 @@ def write_dictionary(
     # Current end of the texts of each partition. Lengths are unknown before they are read, so files
     # go one after the other here, and each step notes the start of the next one.
     text = [0] * len(numbering.ends)
-    with job.stage(f"{name} {node_type}", table.num_rows) as progress:
+    with job.work_on(f"{name} {node_type}", table.num_rows) as progress:
         for i, file in enumerate(table.files):
 
             def write(file: TableFile = file, i: int = i, text: list[int] = text) -> list[int]:
@@ -294,9 +294,24 @@ def _refuse_twice(table: Table, column: str, ids: list[Any], count: int) -> None
 
 
 def finish_ids(
-    job: ResumableJob, shared: Part, node_type: NodeType, numbering: Numbering, *, text: bool
+    job: ResumableJob,
+    shared: Part,
+    node_type: NodeType,
+    numbering: Numbering,
+    *,
+    text: bool,
+    column: str,
 ) -> None:
-    """Enter the arrays of ids in the manifest, and write them as Parquet, ascending by number."""
+    """Enter the arrays of ids in the manifest, and write them as Parquet, ascending by number.
+
+    Args:
+        job: The run.
+        shared: The root of the directory.
+        node_type: The type of the nodes.
+        numbering: Their numbers.
+        text: Whether ids are text.
+        column: The column of the ids in the table of the nodes.
+    """
     starts = numbering.starts
     for k, end in enumerate(numbering.ends):
         count, name = int(end - starts[k]), f"ids/{node_type}/part{k}"
@@ -312,7 +327,8 @@ def finish_ids(
     def write() -> None:
         path = shared.folder / PARQUET.format(node_type=node_type)
         kind = pa.string() if text else pa.int64()
-        schema = pa.schema([("id", kind), ("node", pa.int64())])
+        ids_field = pa.field("id", kind, metadata={TABLE_COLUMN: column.encode()})
+        schema = pa.schema([ids_field, ("node", pa.int64())])
         with pq.ParquetWriter(path, schema, use_dictionary=False) as parquet:
             for ids, first in _ids_in_order(shared, node_type, numbering, text):
                 nodes = pa.array(np.arange(first, first + len(ids)))

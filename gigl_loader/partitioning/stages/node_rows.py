@@ -201,7 +201,7 @@ class NodeRows:
         # memory limit deals rows again, to buckets of another size.
         step = f"rows/{self._node_type if buckets is None else buckets.name}"
         found = list[_Found]()
-        with self._job.stage(f"rows {self._node_type}", self._table.num_rows) as progress:
+        with self._job.work_on(f"rows {self._node_type}", self._table.num_rows) as progress:
             for i, file in enumerate(self._table.files):
                 make = partial(self._write_file, parts, numbering, file, i, buckets)
                 # Noted with the step: values of files from an earlier run are not read again.
@@ -409,7 +409,7 @@ def write_neighbor_times(
             continue
         key = edge_type_str(edge_type)
         where = rows_at("edge_attributes", edge_type, NEIGHBOR_TIME + time_attr)
-        with job.stage(f"times {key}", _edges(parts, key)) as progress:
+        with job.work_on(f"times {key}", _edges(parts, key)) as progress:
             for k, part in enumerate(parts):
                 count = part.arrays[f"edges/{key}/indices"].shape[0]
                 write = partial(_write, parts, k, kept, where, edge_type, ends[neighbor])

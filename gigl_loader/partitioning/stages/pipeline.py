@@ -169,8 +169,12 @@ class Run:
         # Each stage reads the output of the previous one from disk, and returns only the noted
         # values: a resumed run passes all stages, and works on unfinished steps.
         job, out = self._job, self._out
+        has_times = self._time_attr is not None
+        stage = partial(job.begin_stage, of=8 if has_times else 7)
+        stage(1, what="check the tables")
         rows, extras = self._check_tables()
         out.mkdir(parents=True, exist_ok=True)
+        stage(2, what="assign nodes to partitions")
         before: dict[EdgeType, EdgesByPartition] = {}
         if self._method in NEED_EDGES and (self._count > 1 or self._communities is not None):
             before = self._map_rows()
@@ -179,9 +183,13 @@ class Run:
             for node_type, writer in rows.items():
                 kept = np.load(self._communities_path(node_type), mmap_mode="r")
                 writer.add_attribute(COMMUNITY, kept)
+        stage(3, what="number the nodes")
         self._write_ids()
+        stage(4, what="map the edges")
         mapped = self._map(extras)
+        stage(5, what="sort the edges")
         counts = self._sort(mapped, extras)
+        stage(6, what="write the rows of nodes")
         # Rows come after edges: by degree, their places follow from the written edges.
         for node_type, writer in rows.items():
             positions = self._positions(node_type) if self._by_degree and writer.has_rows else None
@@ -189,12 +197,14 @@ class Run:
             self._classes |= {} if classes is None else {node_type: classes}
         # After rows, which have the times of nodes.
         if self._time_attr is not None:
+            stage(7, what="write the times of neighbours")
             ends = {t: numbering.ends for t, numbering in self._numbering.items()}
             write_neighbor_times(
                 job, self._parts, self._graph, ends, self._edge_dir, self._time_attr
             )
         dangling = {edge_type_str(t): m.dangling for t, m in mapped.items()}
         self._check_unchanged()  # Everything is read: later changes do not matter.
+        stage(8 if has_times else 7, what="compute checksums")
         run = job.step("seal", lambda: self._seal(counts))
         seconds = time.monotonic() - began
         report = Report(run, self._describe(), dangling, seconds, self._versions, self._request)
@@ -293,8 +303,9 @@ class Run:
     def _write_ids(self) -> None:
         for node_type, numbering in self._numbering.items():
             self._ids[node_type] = self._dictionary(node_type, numbering, "number", self._shared)
-            text = id_kind(self._nodes[node_type], self._graph.nodes[node_type].id) == "text"
-            finish_ids(self._job, self._shared, node_type, numbering, text=text)
+            column = self._graph.nodes[node_type].id
+            text = id_kind(self._nodes[node_type], column) == "text"
+            finish_ids(self._job, self._shared, node_type, numbering, text=text, column=column)
 
     def _dictionary(
         self, node_type: NodeType, numbering: Numbering, name: str, shared: Part | None
@@ -378,7 +389,7 @@ class Run:
                 for k, part in enumerate(self._parts)
             }
             edges_of = dict(zip(sorts, edges.counts.tolist(), strict=True))
-            with self._job.stage(f"sort {edge_type_str(edge_type)}", int(ends[-1])) as progress:
+            with self._job.work_on(f"sort {edge_type_str(edge_type)}", int(ends[-1])) as progress:
                 for name, _ in self._job.steps(sorts):
                     progress(edges_of[name])
             if not label:

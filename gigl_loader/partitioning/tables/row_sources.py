@@ -472,7 +472,10 @@ def write_rows(
     """Write the rows of a source to ``0.parquet``, ``1.parquet`` ...; return the rows of each."""
     folder.mkdir(parents=True, exist_ok=True)
     counts: list[int] = []
-    with job.stage(f"read {source.name}", 0) as progress, source.open(columns) as (schema, batches):
+    with (
+        job.work_on(f"read {source.name}", 0) as progress,
+        source.open(columns) as (schema, batches),
+    ):
         groups = _row_groups(job, schema, batches)
         for group in groups:
             # Read a few times, and removed: neither a dictionary, statistics nor compression are

@@ -27,7 +27,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
-from gigl_loader.errors import ConfigError, WrongTypeError, without_default_types
+from gigl_loader.errors import ConfigError, WrongTypeError, without_default_types, without_only_type
 from gigl_loader.runtime.keyword_names import with_known_fields
 from gigl_loader.runtime.memory.segments import Array, storage_dtype
 
@@ -378,9 +378,10 @@ class Report:
         lines.append(f"edge cut {self.edge_cut:.1%}")
         if any(p.training_neighbors for p in self.parts):
             lines.append(f"remote neighbours of training nodes {self.remote_training_share:.1%}")
-        lines += [
-            f"{name}: {n:,} dangling edges left out" for name, n in self.dangling.items() if n
-        ]
+        for name, count in self.dangling.items():
+            if count:
+                title = without_only_type(f"dangling edges left out of {name}")
+                lines.append(f"{title}: {count:,}")
         for where, version in self.versions.items():
             words = ", ".join(f"{name} {version[name]}" for name in version if name != "id")
             lines.append(without_default_types(f"{where}: {words}"))

@@ -6,13 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, FeatureInfo
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DatasetSchema,
+    EdgeDir,
+    FeatureInfo,
+)
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.loader.options.pad_shape import Padding, make_padding
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
+from gigl_loader.sampler.options import ExpansionOptions
 
 BUYS, BOUGHT = ("user", "buys", "item"), ("item", "rev_buys", "user")
 
@@ -34,12 +40,17 @@ def _made(pad: Any = True, *, typed: bool = True, edge_dir: EdgeDir = "in", **ho
         "fanouts": fanouts,
         "schema": schema,
         "num_nodes": num_nodes,
+        "num_edges": {},
         "inputs": [SimpleNamespace(input_type="user" if typed else None)],
         "sampler": NEIGHBOR_KIND,
         "world_size": 2,
     }
     options = LoaderOptions(
-        num_neighbors=fanouts, batch_size=10, pad=pad, even_ranks="drop" if in_step else None
+        num_neighbors=fanouts,
+        batch_size=10,
+        pad=pad,
+        even_ranks="drop" if in_step else None,
+        **how.pop("options", {}),
     )
     found = make_padding(options, **{**given, **how})
     assert found is not None
@@ -115,6 +126,39 @@ def test_a_batch_beyond_the_memory_is_refused_with_the_numbers(pad: Any, typed: 
     fanouts: Any = {BUYS: [10**9] * 2, BOUGHT: [10**9] * 2} if typed else [10**9, 10**9]
     with pytest.raises(ConfigError, match=r"edges, 1.* GB each, and this machine has .*B of mem"):
         _made(pad, typed=typed, fanouts=fanouts)
+
+
+def test_the_graph_limits_huge_fan_outs() -> None:
+    """Edges of a type that the graph has few of, and through them nodes."""
+    edges = {BUYS: 7, BOUGHT: 50}
+    fanouts = {BUYS: [10**9] * 2, BOUGHT: [10**9] * 2}
+
+    def made(**options: Any) -> Padding:
+        return _made(fanouts=fanouts, num_edges=edges, options=options)
+
+    found = made().shape
+    # 10 users of the seeds draw their items: all 50 edges, and again for each that comes again.
+    assert found.edges == {BUYS: 7, BOUGHT: 50 + 9 * 50}
+    assert found.nodes == {"user": 10 + 7 + 2, "item": 500 + 2}
+    assert made(expansion=ExpansionOptions(disjoint=True)).shape.edges == {
+        BUYS: 10 * 7,
+        BOUGHT: 10 * 50,
+    }
+    with pytest.raises(ConfigError, match="and this machine has"):
+        made(replace=True)
+    with pytest.raises(ConfigError, match="pad has no bound"):
+        _made(fanouts={BUYS: [-1], BOUGHT: [1]}, num_edges=edges)
+
+
+def test_sizes_need_no_more_than_the_bound() -> None:
+    """The tree of a single seed could be larger than all that the graph gives to a batch."""
+    how: dict[str, Any] = {"typed": False, "fanouts": [20, 20]}
+    how["num_edges"] = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: 30}
+    bound = _made(**how).shape
+    assert bound.edges == {None: 30 + 9 * 20}
+    assert not _made({"nodes": bound.nodes[None], "edges": 210}, **how).may_split
+    with pytest.raises(ConfigError, match=r'"edges"\].* give at least 210'):
+        _made({"nodes": bound.nodes[None], "edges": 209}, **how)
 
 
 def test_rows_of_features_count() -> None:

@@ -3,8 +3,11 @@
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,6 +39,7 @@ from tests.support.zygote import Zygote, new_zygote, use_zygote
 
 pytestmark = pytest.mark.multiprocess
 
+ROOT = Path(__file__).parents[3]
 DATASET = TinyGraph.random(60, 500).dataset()
 GONE = ("gone", "dead")
 
@@ -120,6 +124,34 @@ def test_the_supervisor_loads_what_workers_need(
             assert _run(worker_init_fn=partial(note_compiling, str(notes)), **how)[1]
             assert not notes.exists(), notes.read_text()
     release_workers()
+
+
+TELL_MEMORY = """
+import os
+import torch
+from gigl_loader import DistNeighborLoader
+from gigl_loader.runtime.system import descendants
+from gigl_loader.testing import TinyGraph
+from tests.support.resting import at_rest, memory_of
+
+with DistNeighborLoader(TinyGraph.random(60, 500).dataset(), [3], torch.arange(60)) as loader:
+    list(loader)
+(pid,) = at_rest(descendants(os.getpid()))
+print(*memory_of(pid))
+"""
+
+
+def test_it_takes_the_memory_that_the_page_says() -> None:
+    # a new interpreter, as a user's: the supervisors of tests are forked from a process of theirs
+    code = [sys.executable, "-c", TELL_MEMORY]
+    told = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
+    shown, own = map(int, told.stdout.split())
+    page = " ".join((ROOT / "docs/guide/tuning.md").read_text().split())
+    said = re.search(r"Tools show (\d+) MB for it, of which (\d+) MB are its own", page)
+    assert said is not None
+    # other versions of Python and Numba take a little more or less
+    assert shown < 1.25 * 10**6 * int(said[1])
+    assert own < 1.25 * 10**6 * int(said[2])
 
 
 def test_it_holds_no_graph_no_folder_and_no_pipe() -> None:
