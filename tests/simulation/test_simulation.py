@@ -164,10 +164,11 @@ def test_start_up_does_not_grow_with_ranks_and_servers(few: int, many: int) -> N
         means.append(sum(rank.messages_at_start for rank in followers) / len(followers))
         assert max(rank.connections for rank in followers) <= 2
     assert means[1] <= 1.5 * means[0]
-    # of each server an address takes 16 bytes and an incarnation 40: see `remote.requests`
+    # of each server an address takes 16 bytes and an incarnation 40: see `wire.requests`; a server
+    # has of each other one the proof, 65 bytes and its place in a table, that it is no other
     more = (many - few) // 16
     assert 0 < held[0].rank < held[1].rank < held[0].rank + more * 100
-    assert 0 < held[0].server < held[1].server < held[0].server + more * 200
+    assert 0 < held[0].server < held[1].server < held[0].server + more * 250
 
 
 def test_colocated_ranks_ask_the_store_no_more_often_where_they_are_more() -> None:
