@@ -385,7 +385,11 @@ class SimulatedJob:
         parts = self.size.partitions or self.size.servers
         view = replace(self._view, num_partitions=parts, partition_idx=number % parts)
         server = StorageService(
-            _Partition(view, self._schema), number, self.size.servers, process.host, security=self._security
+            _Partition(view, self._schema),
+            number,
+            self.size.servers,
+            process.host,
+            security=self._security,
         )
         master = ("10.1.0.0", _PORT)
         chief = None
