@@ -1,7 +1,6 @@
 """The code on the site and in the README runs, page by page, in order."""
 
-import contextlib
-import sys
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import pytest
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.executable import forked_executable
 from tests.support.pages import blocks
+from tests.support.scripts import ForkedPython
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -50,20 +49,10 @@ pytestmark = pytest.mark.multiprocess
 def page_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.setattr(subprocess, "Popen", ForkedPython)  # the package is imported already
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def _quick_python(text: str) -> Iterator[None]:
-    """Let a page that starts ``sys.executable`` start it without the seconds of its imports."""
-    if "sys.executable" not in text:
-        yield
-        return
-    with forked_executable() as path, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "executable", path)
-        yield
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -72,9 +61,8 @@ def test_the_code_of_a_page_runs(page: str, page_place: None) -> None:
     text = (ROOT / page).read_text()
     found = blocks(text)
     assert found, f"{page} has no code"
-    with _quick_python(text):
-        for block in found:
-            exec(compile(block, page, "exec"), names)
+    for block in found:
+        exec(compile(block, page, "exec"), names)
     # where one outlives its group, the end of the group may hang in torch itself
     kept = [name for name, value in names.items() if isinstance(value, DistributedDataParallel)]
     assert not kept, f"{page} ends its process group while {kept} live"

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,22 +39,3 @@ def test_every_kind_is_drawn() -> None:
     racks = [one for one in drawn if isinstance(one, LostServers) and len(one.servers) > 1]
     assert {one.servers for one in racks} == {(0, 1, 2, 3), (4, 5, 6, 7)}
     assert any(one.down_s == math.inf for one in racks)
-
-
-@pytest.mark.parametrize(
-    ("fault", "called"),
-    [
-        (SlowRank(1.0, 3, 7.0), ("slow_rank", 3, 7.0)),
-        (LostRank(1.0, 2, 5), ("lose_rank", 2, 5)),
-        (LostServers(1.0, (4,), 9.0), ("lose_server", 4, 9.0)),
-    ],
-)
-def test_a_fault_happens_to_the_job(fault: Any, called: tuple[Any, ...]) -> None:
-    told: list[tuple[Any, ...]] = []
-
-    class Job:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *args: told.append((name, *args))
-
-    fault.happen(Job())
-    assert told == [called]

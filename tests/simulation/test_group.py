@@ -69,16 +69,6 @@ def test_rank_0_decides_for_all() -> None:
     assert {one.messages for one in processes} == {3}, "whatever the number of ranks"
 
 
-def test_one_rank_asks_nobody() -> None:
-    def job(group: SimulatedGroup, rank: int, world: World) -> Any:
-        assert group.gather_from_ranks(7, 1, int) == [7]
-        return group.decide_with_ranks(7, 1, int, lambda found: found, list[int])
-
-    world, (process,), found = _run(1, job)
-    assert found == [[7]]
-    assert (process.messages, world.clock.now) == (0, 0.0)
-
-
 def test_who_waits_hears_that_a_rank_is_lost_and_so_does_who_comes_later() -> None:
     def job(group: SimulatedGroup, rank: int, world: World) -> Any:
         group.step()

@@ -74,8 +74,6 @@ _Popen: Any = subprocess.Popen  # whose private methods no types are known of
 _execute_child = _Popen._execute_child
 _INTERRUPTED = -signal.SIGINT
 """For the exit code of a script that Ctrl-C has ended."""
-_EXECUTABLE = sys.executable
-"""Also where `sys.executable` is another one by now, see `forked_executable`."""
 _CLONE_NEWNET = 0x40000000  # of linux/sched.h
 _FLAGS = ("-u",)
 """Options of the interpreter that change nothing here: all streams of these are unbuffered."""
@@ -131,7 +129,7 @@ def _words_of(given: dict[str, Any]) -> list[str] | None:
     while words and words[0] in _FLAGS:
         del words[0]
     # without words it is an interactive interpreter
-    if program not in (sys.executable, _EXECUTABLE) or not words:
+    if program != sys.executable or not words:
         return None
     return words if words[0] in ("-c", "-m", "-") or words[0][:1] != "-" else None
 

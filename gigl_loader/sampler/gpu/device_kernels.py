@@ -7,8 +7,8 @@ implementations return the same bits as `sampler.kernels.sampling_kernels` on th
 `warp_kernels.WarpKernels`, compiled, for CUDA (and, in tests, for the CPU).
 
 No plain operator waits for the device: none whose result's shape depends on values (``nonzero``,
-``unique``, a boolean mask), and no value is read. `tests/sampler/gpu/test_waits.py` runs all of
-them on tensors that have no values.
+``unique``, a boolean mask), and no value is read. `tests/sampler/gpu/device_waits.py` counts those
+that do.
 
 Draws by weight, and LABOR, read whole rows. A host that does not wait knows no bound of a row's
 length but the largest of all rows. So rows are read side by side, column after column up to that

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from gigl_loader.runtime.transport.security import (
     TOKEN_VARIABLE,
 )
 from gigl_loader.testing import TinyGraph, batch_digest, wait_until
-from tests.support.executable import forked_ray
 
 pytestmark = pytest.mark.multiprocess
 
@@ -134,17 +132,21 @@ def test_a_start_ends_when_all_serve_one_fails_or_the_time_is_over(
         watchdog.wait_until_all_serve(0.0, 7.0)
 
 
-def _run_on_ray(*words: str, modules: Sequence[str] = (), timeout_s: float) -> Any:
-    """Run a script whose Ray starts its processes as forks; return how it ended."""
-    with forked_ray("gigl_loader.graph_store.ray.store", *modules) as (python, environment):
-        return subprocess.run(
-            [python, *words],
-            env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout_s,
-        )
+def _run_on_ray(*words: str, timeout_s: float) -> Any:
+    """Run a script that starts Ray; return how it ended."""
+    variables = {
+        "PYTHONPATH": str(ROOT),
+        # no worker for each CPU before there is work: actors need workers of another environment
+        "RAY_prestart_worker_first_driver": "0",
+    }
+    return subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+    )
 
 
 @pytest.mark.longest
@@ -199,14 +201,7 @@ def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:
 @pytest.mark.longest
 def test_a_job_survives_and_goes_on_with_fewer_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray.train", reason="needs ray[train], which the ray extra installs")
-    done = _run_on_ray(
-        str(DEMO),
-        "--epochs=2",
-        f"--notes={tmp_path}",
-        "--verbose",
-        modules=["torch_geometric.nn"],
-        timeout_s=850,
-    )
+    done = _run_on_ray(str(DEMO), "--epochs=2", f"--notes={tmp_path}", "--verbose", timeout_s=850)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]
     assert "killing storage server 0" in done.stdout
     assert "storage server 0 was started again" in done.stderr

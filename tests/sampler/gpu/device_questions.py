@@ -18,6 +18,7 @@ from gigl_loader.sampler.gpu.device_kernels import DeviceDraw, TorchKernels
 from gigl_loader.sampler.gpu.torch_numbers import signed
 from gigl_loader.sampler.plan import Draw, TreesAndTimes
 from gigl_loader.sampler.rows.reader import LocalReader
+from tests.sampler.gpu.device_waits import waits_counted
 
 EDGE_TYPE = ("node", "to", "node")
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
@@ -81,7 +82,9 @@ class Question:
         """Make sure that ``kernels`` draw the positions that the CPU draws."""
         offsets, counts = self.on_cpu()
         asked = self.on_device(unused, largest_degree)
-        drawn = kernels.draw(asked)
+        with waits_counted() as waits:
+            drawn = kernels.draw(asked)
+        assert not +waits, "the host would wait for its device"
         assert drawn.edges.dtype == drawn.counts.dtype == torch.int64
         assert drawn.edges.shape == (unused.size, asked.width)
         wanted = np.zeros(unused.size, np.int64)

@@ -5,19 +5,11 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.batch.device.device_memory import DeviceMemory
-from gigl_loader.runtime.memory.tensors import as_received
-from gigl_loader.sampler.gpu.device_expansion import SampledEdges
-from gigl_loader.sampler.gpu.device_kernels import TorchKernels
-from gigl_loader.sampler.gpu.device_sampler import CutBatch, DeviceSampler, PlacedRoots
-from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.testing import batch_digest
 from tests.loader import digest_cases as cases
-from tests.sampler.gpu.without_values import DEVICE, GraphWithoutValues
 
 MARKS = 3
 """Events of a batch: launched, cut, finished."""
@@ -105,36 +97,3 @@ def test_nor_for_ids_of_rows_that_are_kept() -> None:
     """Batches are drawn so far ahead that ids have come when the cache asks for them."""
     dataset = _placed(features="host", cache="40%")
     assert _waits(dataset, 2, 40) <= _waits(dataset, 2, 10) + 2
-
-
-def test_rows_are_read_without_a_wait() -> None:
-    """On a device without values: what has to know one, to go on, raises."""
-    no_request: Any = None
-    roots, view = PlacedRoots(no_request, [], None), _placed().view()
-    (node_type,) = view.num_nodes
-    edge_type = next(name for name in view.adjacency if "label" not in name[1])
-    plan = SamplingPlan(input_type=node_type, fanouts={edge_type: (3, 2)}, seed=5, with_edge=True)
-    host_sampler = NeighborSampler(as_received(view), plan, None)
-    mode = FakeTensorMode()
-    graph = GraphWithoutValues(view, list(plan.fanouts), mode)
-
-    def ids(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int64, device=DEVICE)
-
-    with mode:
-        memory = DeviceMemory(torch.device("cpu"))
-        sampler = DeviceSampler(host_sampler, plan, graph, TorchKernels(DEVICE), memory, 60.0)
-        drawn = CutBatch(
-            roots,
-            {node_type: ids(12)},
-            {node_type: [4, 5, 3]},
-            {edge_type: SampledEdges(ids(2, 14), ids(14), [8, 6])},
-            {},
-            None,
-        )
-        host, rows = sampler.finish(drawn)
-        found = rows.lent()
-    assert all(one.device == DEVICE for one in found.values())
-    assert all(found[name].shape[0] == 12 for name in ("n_id", "x", "y"))
-    assert all(found[name].shape[0] == 14 for name in ("e_id", "edge_attr"))
-    assert all(one.device.type == "cpu" for one in host.values())

@@ -10,23 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader, partition_graph
-from gigl_loader.batch.message import BatchTicket
 from gigl_loader.dataset.placement import Placement
 from gigl_loader.errors import ConfigError, SamplingError
-from gigl_loader.sampler.gpu.device_expansion import DeviceExpansion, DeviceRoots
-from gigl_loader.sampler.gpu.device_kernels import TorchKernels
 from gigl_loader.sampler.gpu.kept_rows import KeptRows
 from gigl_loader.sampler.options import FeatureStoreOptions
-from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.testing import batch_digest, run_ranks
 from tests.loader import digest_cases as cases
 from tests.loader.digest_cases import CASES
 from tests.sampler.gpu import device_jobs
-from tests.sampler.gpu.without_values import DEVICE, GraphWithoutValues
+from tests.sampler.gpu.device_waits import no_launch_waits
 from tests.support.sources import source_of
 
 KNOWN = json.loads((Path(cases.__file__).parent / "digests.json").read_text())
@@ -60,7 +55,8 @@ SAME_DRAWS = {
 def test_the_bits_of_the_cpu(name: str, kernels: Any) -> None:
     case = CASES[name]
     dataset = case.partition(0, 1).to("cpu", kernels=kernels)
-    assert cases.in_one_process(case, dataset, num_workers=0) == KNOWN[name]
+    with no_launch_waits():
+        assert cases.in_one_process(case, dataset, num_workers=0) == KNOWN[name]
 
 
 @pytest.mark.parametrize("kernels", ["torch", "warp"])
@@ -317,36 +313,6 @@ def test_quantised_rows_are_widened(features: dict[str, Any], tmp_path: Path) ->
         assert rows.dtype == torch.int8, "small until they are in a batch"
     assert [batch_digest(batch) for batch in batches] == known
     assert batches[0].x.dtype == torch.float32
-
-
-@pytest.mark.parametrize("disjoint", [False, True])
-@pytest.mark.parametrize("replace", [False, True])
-def test_no_launch_waits_for_the_device(disjoint: bool, replace: bool) -> None:
-    """On a device without values: what has to know one, to go on, raises."""
-    view = Placement(torch.device("cpu")).copy_view(small().view())
-    edge_type = next(name for name in view.adjacency if "label" not in name[1])
-    plan = SamplingPlan(
-        input_type=edge_type[0], fanouts={edge_type: (3, 2)}, seed=1, replace=replace
-    )
-    bits = {name: 8 for name in view.num_nodes} if disjoint else None
-    mode = FakeTensorMode()
-    graph = GraphWithoutValues(view, list(plan.fanouts), mode)
-    expansion = DeviceExpansion(graph, plan, TorchKernels(DEVICE), bits)
-    with mode:
-        layout = expansion.layout(BatchTicket(0, 0, 0, 0), dict.fromkeys(view.num_nodes, 4))
-        arrays = {("roots", name): np.zeros(4, np.int64) for name in view.num_nodes}
-        flat, sizes = DeviceRoots.flattened({"numbers": layout.numbers(), **arrays})
-        on_device = torch.empty(flat.shape, dtype=torch.int64, device=DEVICE)
-        grown = expansion.run(DeviceRoots(layout, on_device, sizes))
-        assert grown.counts.device == DEVICE
-        # as many as the roots and each hop, of nodes and of edges
-        assert grown.counts.shape == (3 * len(view.num_nodes) + 2,)
-        # what is cut later is cut by numbers that have come to the host
-        num_types = len(view.num_nodes)
-        counts = [count for count in (4, 9, 12) for _ in range(num_types)] + [8, 14]
-        keys, _, edges = grown.sampled(counts, expansion.node_types)
-        assert keys[edge_type[0]].shape == (12,)
-        assert edges[edge_type].edge_index.shape == (2, 14)
 
 
 def test_mistakes_are_named() -> None:

@@ -10,16 +10,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gigl_loader.dataset.partition.partition_view import Adjacency, TimeOrder
 from gigl_loader.runtime import compiled
 from gigl_loader.sampler.gpu import warp_kernels
-from gigl_loader.sampler.gpu.device_kernels import DeviceLabels, TorchKernels, TypedPlaces
+from gigl_loader.sampler.gpu.device_graph import edge_ids_at
+from gigl_loader.sampler.gpu.device_kernels import (
+    DeviceDraw,
+    DeviceLabels,
+    TorchKernels,
+    TypedPlaces,
+)
 from gigl_loader.sampler.gpu.torch_numbers import mix, signed
 from gigl_loader.sampler.gpu.warp_kernels import WarpKernels
 from gigl_loader.sampler.nodes import NodeLabels, TreeLabels
 from gigl_loader.sampler.plan import TreesAndTimes
 from tests.sampler.gpu.device_questions import KEYS, Question, draw_of, questions, view_of
+from tests.sampler.gpu.device_waits import waits_counted
 from tests.support.draws import examples
 
 CPU = torch.device("cpu")
@@ -192,6 +200,21 @@ def test_edges_past_two_thousand_million(tmp_path: Path) -> None:
         question.check(TorchKernels(CPU), np.zeros(len(ids), bool), largest_degree=second)
 
 
+@pytest.mark.parametrize("how", [{}, {"method": "labor"}])
+def test_edges_on_the_host_are_read_there(how: dict[str, Any]) -> None:
+    """On a device without values, beside the CPU: operators take tensors of one device."""
+    device = torch.device("meta")
+    with FakeTensorMode():
+        ends, kernels = torch.zeros(50, dtype=torch.int64), TorchKernels(device)
+        rows, key = (torch.zeros(count, dtype=torch.int64, device=device) for count in (8, 1))
+        indptr = torch.zeros(11, dtype=torch.int64, device=device)
+        view = Adjacency(indptr, ends, ends.clone(), None)
+        draw = draw_of(4, 2**64 - 1, **how)
+        drawn = kernels.draw(DeviceDraw(draw, view, rows, rows, key, 4, largest_degree=30))
+        for found in (drawn.neighbors, edge_ids_at(view, drawn.edges, kernels)):
+            assert (found.device, found.dtype, found.shape) == (device, torch.int64, (8, 4))
+
+
 LARGER, LARGE, SMALL = 0x1E123456789ABC, 0xF123456789ABC, 0x123456789AB
 
 
@@ -300,7 +323,10 @@ def _check_label(
     sizes = [of_type.size for of_type in ids]
     keys = np.concatenate([np.where(used, one, -1) for used, one in zip(valid, ids, strict=True)])
     places = TypedPlaces(sizes, torch.tensor(sizes).cumsum(0))
-    found = kernels.label(labels, torch.from_numpy(keys), places)
+    of_device = torch.from_numpy(keys)
+    with waits_counted() as waits:
+        found = kernels.label(labels, of_device, places)
+    assert not +waits, "the host would wait for its device"
     assert found.dtype == torch.int64
     for part, used, one, known in zip(found.split(sizes), valid, ids, wanted, strict=True):
         assert part[torch.from_numpy(used)].tolist() == known.label(one[used]).tolist()

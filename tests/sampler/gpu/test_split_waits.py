@@ -57,6 +57,7 @@ def test_the_host_waits_for_counts_alone(name: str, monkeypatch: pytest.MonkeyPa
         lambda values: values.tolist(),
         lambda values: int(values.sum()),
         lambda values: bool(values.any()),
+        lambda values: torch.arange(8),
     ],
 )
 def test_what_waits_is_counted(job: Any) -> None:

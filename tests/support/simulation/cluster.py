@@ -27,6 +27,7 @@ from gigl_loader.batch.message import BATCH, Attempt
 from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.partition.partition_view import PartitionView
+from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.graph_store.client import (
     batch_fetcher,
@@ -136,9 +137,9 @@ class Fault(Protocol):
 class _Partition(DistDataset):
     """One part of a graph that is not there: its structure is a few nodes, shared by all."""
 
-    def __init__(self, view: PartitionView[Any]) -> None:
+    def __init__(self, view: PartitionView[Any], schema: DatasetSchema) -> None:
         # not DistDataset's own constructor: a thousand servers share one view
-        self._one, self.num_partitions = view, view.num_partitions
+        self._one, self.num_partitions, self._schema = view, view.num_partitions, schema
         self._mapped = None
 
     def view(self) -> PartitionView[Any]:
@@ -208,9 +209,11 @@ class SimulatedJob:
         self._whole.extra = {}
         # worked out once: each rank would do it for the same seeds
         self._whole_digest = hashlib.blake2b(seeds.numpy().data).hexdigest()
-        # only its schema is read: workers do not sample
+        # of its nodes there are as many as seeds; no edge is read: workers do not sample
         graph = TinyGraph.homogeneous(4, [(0, 1), (1, 2), (2, 3), (3, 0)]).dataset()
-        self._view, self._config = graph.view(), _config(graph, size)
+        self._schema = graph.schema
+        self._view = replace(graph.view(), num_nodes=dict.fromkeys(graph.view().num_nodes, total))
+        self._config = _config(graph.schema, size)
         self.memory_before, self.memory_at_start = _resident_bytes(), 0
         """Bytes of this process, and when the last rank had its loader."""
         self.memory_at_end = 0
@@ -382,7 +385,11 @@ class SimulatedJob:
         parts = self.size.partitions or self.size.servers
         view = replace(self._view, num_partitions=parts, partition_idx=number % parts)
         server = StorageService(
-            _Partition(view), number, self.size.servers, process.host, security=self._security
+            _Partition(view, self._schema),
+            number,
+            self.size.servers,
+            process.host,
+            security=self._security,
         )
         master = ("10.1.0.0", _PORT)
         chief = None
@@ -553,10 +560,10 @@ class SimulatedJob:
         return options
 
 
-def _config(graph: DistDataset, size: Size) -> SamplingConfig:
+def _config(schema: DatasetSchema, size: Size) -> SamplingConfig:
     return glt_config.create_sampling_config(
         [10, 5],
-        graph.schema,
+        schema,
         batch_size=1,
         shuffle=True,
         drop_last=False,

@@ -20,10 +20,6 @@ import greenlet
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.testing import Clock
 
-# a day of 2023: code that compares with the wall clock gets a plausible one, always the same
-_BORN_NS = 1_700_000_000_000_000_000
-"""What the wall clock shows at the start, in nanoseconds."""
-
 
 class Deadlock(GiglLoaderError, RuntimeError):
     """Somebody waits, and nothing is left that could happen."""
@@ -243,17 +239,9 @@ class World:
             Condition=bind(Condition),
             Event=bind(SimulatedEvent),
             current_thread=lambda: self.current,
-            main_thread=lambda: None,
         )
         now = lambda: self.clock.now  # noqa: E731
-        times = SimpleNamespace(
-            monotonic=now,
-            perf_counter=now,
-            sleep=self.sleep,
-            time=lambda: _BORN_NS / 1e9 + self.clock.now,
-            # a count is added, so that two that ask at one moment get different names out of it
-            time_ns=lambda: _BORN_NS + int(self.clock.now * 1e9) + next(self._numbers),
-        )
+        times = SimpleNamespace(monotonic=now, perf_counter=now, sleep=self.sleep)
         tokens = SimpleNamespace(
             token_hex=self.token_hex, token_bytes=lambda size: self.token_hex(size)[:size].encode()
         )
