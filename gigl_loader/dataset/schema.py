@@ -210,3 +210,15 @@ def check_type_names(types: Iterable[NodeType | EdgeType]) -> None:
                 f"types {other!r} and {one!r} are both {name!r} in messages and files, so that "
                 "one would have the edges of the other: rename one of them"
             )
+
+
+def check_file_names(types: Iterable[Any], where: object = "the graph") -> None:
+    """Check that types can be parts of paths below a directory.
+
+    Raises:
+        ConfigError: The name of one is empty or would lead elsewhere; ``where`` has it.
+    """
+    for one in types:
+        name = one if isinstance(one, str) else edge_type_str(one)
+        if name in ("", ".", "..") or set("/\0") & set(name):
+            raise ConfigError(f"{where}: type {one!r} cannot be the name of a file: rename it")

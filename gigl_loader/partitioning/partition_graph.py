@@ -15,7 +15,6 @@ from gigl_loader.dataset.format.directory import (
     check_order,
     complete_or_nothing,
 )
-from gigl_loader.dataset.format.glt_files import type_str
 from gigl_loader.dataset.format.view_writer import write_views
 from gigl_loader.dataset.from_pyg.pyg_graph import (
     CheckedGraph,
@@ -37,6 +36,7 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     FilePath,
     NodeType,
+    check_file_names,
     check_type_names,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
@@ -134,7 +134,9 @@ def partition_graph(
     source = read_pyg(data, supervision)
     check_enough_nodes(sum(source.num_nodes.values()), communities)
     source.warn_of_doubts(num_partitions)
-    _check_names(source)
+    keys: list[NodeType | EdgeType] = [*source.num_nodes, *source.edges, *source.label_edges]
+    check_type_names(keys)
+    check_file_names(keys)
     _store_in_fewer_bytes(source, feature_dtype, format)
     if time_attr is not None:
         keep_neighbor_times(source, edge_dir, time_attr)
@@ -243,12 +245,3 @@ def _store_in_fewer_bytes(source: CheckedGraph, dtypes: FeatureDtype | None, for
         where = f"features of node type {node_type!r}"
         quantised = quantise(source.node_features[node_type], dtype, where)
         source.node_features[node_type], source.feature_scales[node_type] = quantised
-
-
-def _check_names(source: CheckedGraph) -> None:
-    keys: list[NodeType | EdgeType] = [*source.num_nodes, *source.edges, *source.label_edges]
-    check_type_names(keys)
-    for key in keys:
-        name = type_str(key)
-        if not name or name in (".", "..") or "/" in name or "\0" in name:
-            raise ConfigError(f"type {key!r} cannot be the name of a file: rename it")

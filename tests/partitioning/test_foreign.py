@@ -264,6 +264,8 @@ def test_other_descriptions_of_dgl_are_refused(tmp_path: Path, capsys) -> None:
     assert "does not take --nodes, --src" in error("--src", "a", "--nodes", "b")
     _edit_config(source, "shop.json", **{"part-1": {"part_graph_graphbolt": "a.pt"}})
     assert "write the partitions with use_graphbolt=False" in error()
+    _edit_config(source, "shop.json", **{"part-1": {"node_feats": "../../../outside.dgl"}})
+    assert "leads out of" in error()
     _edit_config(source, "shop.json", num_parts="many")
     assert "shop.json is damaged: ValueError" in error()
     (source / "shop.json").unlink()
@@ -526,6 +528,7 @@ def test_any_changed_or_missing_byte_is_noticed() -> None:
         (("sharedConfig", "preprocessedMetadataUri", "gone.yaml"), "gone.yaml cannot be read"),
         (("graphMetadata", "condensedNodeTypeMap", {"7": "user"}), "has no 7; it has 0, 1"),
         (("graphMetadata", "edgeTypes", "x"), None),
+        (("graphMetadata", "condensedNodeTypeMap", {"0": "../../../user"}), "leads out of"),
         (("sharedConfig", None, []), "must have fields by name, got list"),
     ],
 )

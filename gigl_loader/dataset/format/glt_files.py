@@ -31,6 +31,7 @@ from gigl_loader.dataset.format.fetched_root import opened_root
 from gigl_loader.dataset.format.mapped import (
     ROOT_FILE,
     damaged,
+    inside,
     is_mapped_format,
     read_header,
     read_manifest,
@@ -55,6 +56,7 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     FilePath,
     NodeType,
+    check_file_names,
     edge_type_str,
     expanded_end,
 )
@@ -186,6 +188,7 @@ class _GltReader:
         if self.heterogeneous:
             self.node_types = list(meta["node_types"])
             self.edge_types = [tuple(edge_type) for edge_type in meta["edge_types"]]
+            check_file_names([*self.node_types, *self.edge_types], root / "META")
         self.extras, self.identity = _read_extras(root, self.node_types, self.edge_types)
         self.node_books = {
             node_type: self._book(f"node_pb{self._suffix(node_type)}.pt")
@@ -206,7 +209,10 @@ class _GltReader:
         return f"/{type_str(key)}" if self.heterogeneous else ""
 
     def _book(self, name: str) -> Any:
-        return read_book(load_tensor(self.root / name), self.num_partitions, str(self.root / name))
+        return read_book(self._tensor(self.root / name), self.num_partitions, str(self.root / name))
+
+    def _tensor(self, path: Path, *, mapped: bool = False) -> Tensor:
+        return load_tensor(inside(self.root, path), mapped=mapped)
 
     def part(self, partition_idx: int) -> Path:
         return self.root / f"part{partition_idx}"
@@ -228,17 +234,17 @@ class _GltReader:
         self._add_features(builder, "node", self.node_types)
         self._add_features(builder, "edge", self.edge_types)
         if extras is not None:
-            _add_extras(builder, folder, extras)
+            self._add_extras(builder, folder, extras)
         if label_file is not None:
             self._add_label_file(builder, label_file)
-        return builder.completed_view(), {} if extras is None else _read_splits(folder, extras)
+        return builder.completed_view(), {} if extras is None else self._read_splits(folder, extras)
 
     def read_edges(self, partition_idx: int, edge_dir: EdgeDir) -> PartitionView:
         """Return a partition with its edges alone, and their attributes."""
         builder = self._with_edges(partition_idx, edge_dir)
         if self.extras is not None:
             of_edges = replace(self.extras, node_labels=[], node_attributes=[])
-            _add_extras(builder, self.part(partition_idx) / EXTRAS_DIR, of_edges)
+            self._add_extras(builder, self.part(partition_idx) / EXTRAS_DIR, of_edges)
         return builder.completed_view()
 
     def _with_edges(self, partition_idx: int, edge_dir: EdgeDir) -> ViewBuilder:
@@ -264,7 +270,7 @@ class _GltReader:
             builder.add_edges(edge_type, edges.edge_index, edges.edge_ids, edges.weights)
         for edge_type in () if extras is None else extras.label_edge_types:
             path = folder / "label_edges" / f"{edge_type_str(edge_type)}.pt"
-            builder.add_labels(edge_type, load_tensor(path))
+            builder.add_labels(edge_type, self._tensor(path))
         return builder
 
     def _add_features(self, builder: ViewBuilder, kind: str, keys: Iterable[Any]) -> None:
@@ -275,7 +281,8 @@ class _GltReader:
             group = self.part(builder.view.partition_idx) / f"{kind}_feat"
             folder = Path(f"{group}{self._suffix(key)}")
             if (folder / "feats.pkl").exists() or (folder / "ids.pkl").exists():
-                feats, ids = _load_features(folder)
+                names = ("ids.pkl", "feats.pkl")
+                feats, ids = _load_features(*(inside(self.root, folder / name) for name in names))
                 # features that had one dimension, which GLT's format cannot store, get it back
                 feats = feats.reshape(-1) if key in flat else feats
                 builder.add_rows(f"{kind}_features", key, feats, ids)
@@ -292,6 +299,29 @@ class _GltReader:
                 )
             builder.add_rows("node_labels", node_type, labels, None)
 
+    def _add_extras(self, builder: ViewBuilder, folder: Path, extras: GltExtras) -> None:
+        for node_type in extras.node_labels:
+            saved = _torch_load(inside(self.root, folder / "node_labels" / f"{node_type}.pt"))
+            builder.add_rows("node_labels", node_type, saved["values"], saved["ids"])
+        groups: tuple[tuple[str, list[Any]], ...] = (
+            ("node_attributes", extras.node_attributes),
+            ("edge_attributes", extras.edge_attributes),
+        )
+        for kind, listed in groups:
+            for key, names in listed:
+                path = inside(self.root, folder / kind / f"{type_str(key)}.pt")
+                saved = _torch_load(path)
+                if not isinstance(saved, dict) or not set(names) <= set(saved.get("values", ())):
+                    raise ConfigError(f"{path} is damaged: it does not hold {names}")
+                for name in names:
+                    builder.add_rows(kind, (key, name), saved["values"][name], saved.get("ids"))
+
+    def _read_splits(self, folder: Path, extras: GltExtras) -> Splits:
+        return {
+            split: {t: self._tensor(folder / "splits" / split / f"{t}.pt") for t in node_types}
+            for split, node_types in extras.splits.items()
+        }
+
     # --- edges ------------------------------------------------------------------------------------
 
     def edges(self, edge_type: EdgeType, partition_idx: int) -> GraphPartitionData:
@@ -300,7 +330,7 @@ class _GltReader:
         folder = Path(f"{base / 'graph'}{self._suffix(edge_type)}")
         ends = []
         for name, node_type in (("rows.pt", edge_type[0]), ("cols.pt", edge_type[2])):
-            ids = load_tensor(folder / name, mapped=True)
+            ids = self._tensor(folder / name, mapped=True)
             ends.append(check_ids(ids, self.num_nodes[node_type], str(folder / name)))
         if ends[0].numel() != ends[1].numel():
             raise ConfigError(
@@ -310,7 +340,7 @@ class _GltReader:
         edge_ids, weights = None, None
         if (folder / "eids.pt").exists():
             edge_ids = check_ids(
-                load_tensor(folder / "eids.pt", mapped=True), None, str(folder / "eids.pt")
+                self._tensor(folder / "eids.pt", mapped=True), None, str(folder / "eids.pt")
             )
         elif self.cached:
             edge_ids = self._cached_edge_ids(edge_type, ends[0].numel())
@@ -318,7 +348,7 @@ class _GltReader:
         elif self.num_partitions > 1:
             raise ConfigError(f"{folder / 'eids.pt'} is missing: the directory is incomplete")
         if (folder / "weights.pt").exists():
-            weights = load_tensor(folder / "weights.pt", mapped=True)
+            weights = self._tensor(folder / "weights.pt", mapped=True)
             weights = check_weights(weights, ends[0].numel(), str(folder / "weights.pt"))
         # stack copies from the mapped files, so the directory may be removed from here on
         return GraphPartitionData(torch.stack(ends), edge_ids, weights)
@@ -333,7 +363,7 @@ class _GltReader:
             path = Path(
                 f"{self.part(partition_idx) / 'edge_feat'}{self._suffix(edge_type)}/ids.pkl"
             )
-            ids += list(_load_stream(path)) if path.exists() else []
+            ids += list(_load_stream(inside(self.root, path))) if path.exists() else []
         edge_ids = torch.cat(ids) if ids else torch.arange(num_edges, device="cpu")
         if edge_ids.numel() != num_edges:
             raise ConfigError(
@@ -418,31 +448,6 @@ class _GltReader:
         return GraphPartitionData(edges.edge_index[:, mine], edge_ids[mine], weights)
 
 
-def _add_extras(builder: ViewBuilder, folder: Path, extras: GltExtras) -> None:
-    for node_type in extras.node_labels:
-        saved = _torch_load(folder / "node_labels" / f"{node_type}.pt")
-        builder.add_rows("node_labels", node_type, saved["values"], saved["ids"])
-    groups: tuple[tuple[str, list[Any]], ...] = (
-        ("node_attributes", extras.node_attributes),
-        ("edge_attributes", extras.edge_attributes),
-    )
-    for kind, listed in groups:
-        for key, names in listed:
-            path = folder / kind / f"{type_str(key)}.pt"
-            saved = _torch_load(path)
-            if not isinstance(saved, dict) or not set(names) <= set(saved.get("values", ())):
-                raise ConfigError(f"{path} is damaged: it does not hold {names}")
-            for name in names:
-                builder.add_rows(kind, (key, name), saved["values"][name], saved.get("ids"))
-
-
-def _read_splits(folder: Path, extras: GltExtras) -> Splits:
-    return {
-        split: {t: load_tensor(folder / "splits" / split / f"{t}.pt") for t in node_types}
-        for split, node_types in extras.splits.items()
-    }
-
-
 # --- files, read ----------------------------------------------------------------------------------
 
 
@@ -454,8 +459,9 @@ class _TensorUnpickler(pickle.Unpickler):
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return lambda data: torch.load(io.BytesIO(data), weights_only=True)
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            # torch's own restricted unpickler allows it, too: it makes a tensor over a storage
-            return torch._utils._rebuild_tensor_v2
+            # torch's own restricted unpickler allows it, too: it makes a tensor over a storage.
+            # A new function each time: a pickle may set the defaults of those that it is given.
+            return lambda *args: torch._utils._rebuild_tensor_v2(*args)
         if (module, name) == ("collections", "OrderedDict"):
             # a tensor's backward hooks, which are empty
             return dict
@@ -523,15 +529,15 @@ def _load_stream(path: Path) -> Iterator[Tensor]:
             yield tensor
 
 
-def _load_features(folder: Path) -> tuple[Tensor, Tensor]:
-    """Return the rows in a folder and their ids, read chunk by chunk into shared memory.
+def _load_features(ids_path: Path, path: Path) -> tuple[Tensor, Tensor]:
+    """Return the rows in a file and their ids, read chunk by chunk into shared memory.
 
     Copies of other partitions' rows (GLT's feature cache) are not read: their owners have them.
     """
-    parts = list(_load_stream(folder / "ids.pkl"))
+    parts = list(_load_stream(ids_path))
     ids = torch.cat(parts).long() if parts else torch.empty(0, dtype=torch.int64, device="cpu")
     feats, filled = torch.empty((0, 0), dtype=torch.float32, device="cpu"), 0
-    for chunk in _load_stream(folder / "feats.pkl"):
+    for chunk in _load_stream(path):
         if filled == 0:
             # ids are read first, for the number of rows: joining chunks at the end would take twice
             # the memory
@@ -542,7 +548,7 @@ def _load_features(folder: Path) -> tuple[Tensor, Tensor]:
             feats[filled : filled + size] = chunk
         filled += size
     if filled != ids.numel():
-        raise ConfigError(f"{folder} is damaged: {filled} rows in feats.pkl, {ids.numel()} ids")
+        raise ConfigError(f"{path} is damaged: it has {filled} rows, for {ids.numel()} ids")
     # GLT's features always have two dimensions
     return feats.unsqueeze(1) if feats.dim() == 1 else feats, ids
 

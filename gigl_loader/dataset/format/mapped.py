@@ -36,7 +36,7 @@ import msgspec
 import numpy as np
 
 from gigl_loader.dataset.identity import GraphIdentity
-from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, check_file_names, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.decoding import analysed
 from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of
@@ -174,6 +174,21 @@ class FileStamp(NamedTuple):
         return cls(status.st_size, status.st_ino, status.st_mtime_ns)
 
 
+def inside(folder: Path, name: str | Path) -> Path:
+    """Return the path of a file below ``folder``, which may be a link itself.
+
+    Raises:
+        ConfigError: The name, or a link below ``folder``, leads to another folder.
+    """
+    path = folder / name
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise ConfigError(
+            f"{path} leads out of {folder}, from which alone files are read: remove it, or put a "
+            "copy of the file in its place"
+        )
+    return path
+
+
 @dataclass
 class Part:
     """A folder with a manifest: a partition, or the root with the shared data of all partitions."""
@@ -189,13 +204,13 @@ class Part:
     """Stamps of the files that `check_sizes` has looked at, by path below the directory."""
 
     def path(self, name: str) -> Path:
-        """Return the file of an array."""
-        return self.folder / f"{name}.bin"
+        """Return the file of an array; see `inside`."""
+        return inside(self.folder, f"{name}.bin")
 
     def paths(self) -> Iterator[tuple[Path, ArraySpec]]:
-        """Yield all files below the folder."""
+        """Yield all files below the folder; see `inside`."""
         yield from ((self.path(name), spec) for name, spec in self.arrays.items())
-        yield from ((self.folder / name, spec) for name, spec in self.files.items())
+        yield from ((inside(self.folder, name), spec) for name, spec in self.files.items())
 
     def is_removed_or_replaced(self) -> bool:
         """Return whether files that `check_sizes` noted are gone, or others are in their place."""
@@ -372,6 +387,7 @@ def read_header(root: Path) -> tuple[Header, Part]:
             f"{path} is damaged: its node types are {sorted(named)} in one place and "
             f"{sorted(header.node_bounds)} in another"
         )
+    check_file_names([*header.num_nodes, *header.edge_types], path)
     for bounds in (*header.node_bounds.values(), *header.edge_bounds.values()):
         if bounds is not None and (
             len(bounds) != header.num_partitions or sorted([0, *bounds]) != [0, *bounds]

@@ -23,6 +23,7 @@ from gigl_loader.dataset.format.mapped import (
     Header,
     Part,
     check_sizes,
+    inside,
     read_header,
     read_part,
     rows_at,
@@ -204,7 +205,7 @@ class OriginalIds:
     def _pairs(self) -> Path:
         """Return the file of all pairs, whose checksum is compared once."""
         name = PARQUET.format(node_type=self._node_type)
-        path, spec = self._shared.folder / name, self._shared.files.get(name)
+        path, spec = inside(self._shared.folder, name), self._shared.files.get(name)
         # here, where all of it is read: the background comparison may not have reached it
         if spec is not None and not self._is_compared:  # None: the previous format version
             _compare(self._shared.folder, path, spec)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset.format.mapped import damaged
+from gigl_loader.dataset.format.mapped import damaged, inside
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.other_libraries.dgl_files import read_graph, read_tensors
@@ -151,7 +151,7 @@ class _Tables:
         return rows
 
     def _add(self, key: Any, path: Path, rows: Mapping[str, Any]) -> None:
-        draft = draft_of(path)
+        draft = draft_of(inside(self._folder, path))  # types are names in files of others
         pq.write_table(arrow_table(rows), draft, row_group_size=1_000_000)
         self._files.setdefault(key, []).append(keep(draft, path))
         self._columns.setdefault(key, set()).update(rows)
@@ -335,7 +335,7 @@ def read_dgl(path: Path, folder: Path, given: TensorNames) -> ForeignGraph:
         nodes = _IdRanges(_by_number(config["node_map"], config["ntypes"]))
         edges = _IdRanges(_by_number(config["edge_map"], config["etypes"]))
         parts = [
-            {name: config_path.parent / file for name, file in config[f"part-{k}"].items()}
+            {name: inside(config_path.parent, file) for name, file in config[f"part-{k}"].items()}
             for k in range(count)
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -14,6 +14,7 @@ import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 
+from gigl_loader.dataset.format.mapped import inside
 from gigl_loader.dataset.schema import FilePath, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.other_libraries.foreign_graphs import (
@@ -64,7 +65,7 @@ def read_gigl(
     for number, node_type in metadata.numbered("condensedNodeTypeMap", "nodeTypes"):
         output = nodes[number]
         ids = {"_id": output.text("nodeIdKey")}
-        place = folder / "nodes" / str(node_type)
+        place = inside(folder, f"nodes/{node_type}")
         table = _RecordTable(output, place, ids, pattern, labels=True)
         graph.nodes[str(node_type)] = NodeTable(
             table.files, id="_id", features=table.features, label=table.label
@@ -78,7 +79,7 @@ def read_gigl(
         for kind, supervision in (("main", None), ("positive",) * 2, ("negative",) * 2):
             if f"{kind}EdgeInfo" not in output:
                 continue
-            place = folder / "edges" / edge_type_str(edge_type) / kind
+            place = inside(folder, f"edges/{edge_type_str(edge_type)}/{kind}")
             info, is_main = output[f"{kind}EdgeInfo"], kind == "main"
             table = _RecordTable(info, place, ids, pattern, features=is_main)
             graph.edges[edge_type].append(
