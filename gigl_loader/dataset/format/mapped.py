@@ -381,7 +381,8 @@ def read_header(root: Path) -> tuple[Header, Part]:
         raise ConfigError(
             f"{path} is damaged: it has {len(header.parts)} of {header.num_partitions} partitions"
         )
-    named = {*header.original_ids, *header.num_classes, *header.num_nodes}
+    ends = {end for src, _, dst in header.edge_types for end in (src, dst)}
+    named = {*header.original_ids, *header.num_classes, *header.num_nodes, *ends}
     if not named <= set(header.num_nodes) <= set(header.node_bounds):
         raise ConfigError(
             f"{path} is damaged: its node types are {sorted(named)} in one place and "

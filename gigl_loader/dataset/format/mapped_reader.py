@@ -46,6 +46,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
     edge_type_str,
     is_labeled_homogeneous,
+    row_type,
 )
 from gigl_loader.errors import ConfigError, GiglLoaderError, WrongTypeError
 from gigl_loader.runtime.memory.segments import Array
@@ -58,13 +59,17 @@ from gigl_loader.runtime.memory.tensors import (
 )
 from gigl_loader.runtime.object_storage.folder_cache import distrust, hold, is_of_a_cache
 from gigl_loader.runtime.progress import note
+from gigl_loader.runtime.system import meminfo
 from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
 
 Memory = Literal["resident", "mapped"]
 Edges = Literal["own", "all"]
 Stamps = list[dict[str, FileStamp]]
 
-_COLUMNS = ("indptr", "indices", "edge_ids", "weights")
+_COLUMNS = {"indptr": "int64", "indices": "int32 int64", "edge_ids": "int64", "weights": "float32"}
+"""Arrays of edges, and their types."""
+_CHECKED_NUMBERS = 2**22
+"""Numbers in memory at a time while files are verified."""
 _READ_BY_EACH_DRAW = ("indptr", "indices")
 _log = logging.getLogger(__name__)
 
@@ -272,7 +277,45 @@ class _PartReader:
         if indptr is None or indices is None:
             return None
         ranges = self.part.ranges.get(where, {})
+        node_type, count = row_type(edge_type, self._header.edge_dir), indices.numel()
+        first, end = 0, self._header.num_nodes[node_type]
+        if "first_row" in ranges:
+            bounds, k = self._header.node_bounds[node_type] or [end], int(self.part.folder.name[4:])
+            first, end = [0, *bounds][k : k + 2]
+        # kernels trust them: other offsets are other edges in silence, or memory of others
+        fits = ranges.get("first_row", 0) == first and [indptr[0], indptr[-1]] == [0, count]
+        for column, array in columns.items():
+            length = end - first + 1 if column == "indptr" else count
+            fits &= array is None or (
+                array.shape == (length,) and str(array.dtype)[6:] in _COLUMNS[column]
+            )
+        if not fits:
+            raise ConfigError(
+                f"{self.part.path(where + '/indptr')} does not fit the {count} edges beside it, or "
+                f"nodes {first} to {end}: partition the graph again"
+            )
         return Adjacency(indptr, indices, columns["edge_ids"], columns["weights"], **ranges)
+
+    def check_edges(self, stop: threading.Event) -> None:
+        """Read all edges, until ``stop`` is set: offsets must ascend, and neighbours be nodes."""
+        for edge_type in self._header.edge_types:
+            node_type = row_type(edge_type, self._header.edge_dir)
+            count = self._header.num_nodes[edge_type[2 if node_type == edge_type[0] else 0]]
+            for column in ("indptr", "indices"):
+                name = f"{rows_at('edges', edge_type)}/{column}"
+                numbers = self.part.array(name) if name in self.part.arrays else np.empty(0)
+                for start in range(0, numbers.size, _CHECKED_NUMBERS):
+                    if stop.is_set():
+                        return
+                    some = numbers[start : start + _CHECKED_NUMBERS + 1]
+                    fits = some.min() >= 0 and some.max() < count
+                    if column == "indptr":
+                        fits = (some[1:] >= some[:-1]).all()
+                    if not fits:
+                        raise ConfigError(
+                            f"{self.part.path(name)} is no index of edges between {count} nodes, "
+                            f"from number {start} on: partition the graph again"
+                        )
 
     def _rows(self, kind: str, key: NodeType | EdgeType, name: str = "") -> Rows | None:
         text = key if isinstance(key, str) else edge_type_str(key)
@@ -410,6 +453,14 @@ class MappedPart:
         header = self.header
         adjacency = self._own.adjacency()
         num_nodes: dict[NodeType, int] = dict(header.num_nodes)
+        for node_type, count in num_nodes.items():
+            last = (header.node_bounds[node_type] or [count])[-1]
+            # its own ids take 8 bytes each
+            if last != count or count * 8 > header.num_partitions * meminfo("MemTotal"):
+                raise ConfigError(
+                    f"{self.root / ROOT_FILE} says {count:,} nodes of {node_type!r}, which do not "
+                    f"fit this machine's memory, or the {last:,} of all partitions"
+                )
         rows: dict[str, Any] = {}
         for kind in ROW_KINDS:
             keys: list[Any] = list(adjacency) if kind.startswith("edge") else list(num_nodes)
@@ -500,10 +551,12 @@ class MappedPart:
     # --- checksums --------------------------------------------------------------------------------
 
     def verify(self) -> None:
-        """Compare all files that are read with their checksums."""
+        """Compare all files that are read with their checksums, and read the edges."""
         for part in self._parts:
             for path, spec in part.paths():
                 _compare(self.root, path, spec, self._stop)
+        for reader in (self._own, *self._others.values()):
+            reader.check_edges(self._stop)
 
     def verify_in_background(self) -> None:
         """Start the comparison; `check` raises its errors."""
