@@ -71,7 +71,7 @@ FACES = {
         "fetch": "Fetch StoredFile",
         "file_systems": "file_system_of",
         "folder_cache": "Cache CachedFolder distrust hold is_of_a_cache",
-        "object_folder": "ObjectFolder checked_url is_url",
+        "object_folder": "ObjectFolder checked_url is_url shown_url",
     },
     "runtime/ranks": {
         "collectives": "COULD_NOT_BUILD RankExchange RowsFromRanks backends_of broadcast_value "
@@ -89,10 +89,9 @@ FACES = {
         "format.directory": "FORMATS Format LOCK ORDERS RowOrder Target check_format check_order "
         "check_root clear_killed complete_or_nothing lock_of only_writer",
         "format.fetched_root": "opened_root",
-        "format.glt_files": "bytes_to_read count_partitions load_tensor read_edges read_partition "
-        "type_str",
+        "format.glt_files": "bytes_to_read count_partitions load_tensor read_edges read_partition",
         "format.mapped": "ArraySpec BLOCK_BYTES EDGE_ROWS LOOKUPS PARQUET Part ROOT_FILE "
-        "TABLE_COLUMN block_digests damaged is_mapped_format rows_at",
+        "TABLE_COLUMN block_digests damaged inside is_mapped_format rows_at",
         "format.mapped_writer": "PartFiles allow_files index_type new_file seal write_array "
         "write_npy write_numbers",
         "format.view_writer": "save_tensor write_views",
@@ -116,7 +115,8 @@ FACES = {
         "placement": "Placement",
         "schema": "COMMUNITY DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE "
         "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath NEGATIVE NEIGHBOR_TIME NodeType "
-        "POSITIVE PPR SPLITS Split check_type_names edge_type_str glt_edge_type is_in_batches "
+        "POSITIVE PPR SPLITS Split check_file_names check_type_names"
+        " edge_type_str glt_edge_type is_in_batches "
         "is_label_edge_type label_to_message_passing message_passing_to_negative_label "
         "message_passing_to_positive_label plain_edge_type reverse_edge_type row_type",
     },

@@ -51,7 +51,7 @@ from gigl_loader.partitioning.tables.spec import (
     is_files,
     read_graph,
 )
-from gigl_loader.runtime.object_storage.object_folder import is_url
+from gigl_loader.runtime.object_storage.object_folder import is_url, shown_url
 from gigl_loader.runtime.sizes import parse_size
 
 _log = logging.getLogger(__name__)
@@ -341,7 +341,7 @@ def _check(num_partitions: Any, method: str, edge_dir: str, seed: Any, limit: in
 
 def _check_options(scratch: Any, edge_rows: Any, format: str, time_attr: Any, engine: Any) -> None:
     if scratch is not None and is_url(scratch):
-        raise ConfigError(f"scratch must be a local directory, got {scratch!r}")
+        raise ConfigError(f"scratch must be a local directory, got {shown_url(str(scratch))}")
     if not isinstance(edge_rows, bool):
         raise WrongTypeError(f"edge_rows must be True or False, got {edge_rows!r}")
     if edge_rows and format != "mapped":

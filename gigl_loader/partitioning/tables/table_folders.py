@@ -15,6 +15,7 @@ from typing import Any
 
 from gigl_loader.errors import ConfigError, without_default_types
 from gigl_loader.runtime.object_storage.file_systems import file_system_of
+from gigl_loader.runtime.object_storage.object_folder import is_url
 
 CSV = (".csv", ".csv.gz", ".tsv")
 _log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def files_at(path: str, where: str) -> tuple[list[str], Any]:
     Raises:
         ConfigError: There is no data file, or it is one of a table with versions.
     """
-    if "://" in path:
+    if is_url(path):
         return _remote_files(path, where)
     if os.path.isdir(path):
         paths = _data_files(_walked(path), path, where)

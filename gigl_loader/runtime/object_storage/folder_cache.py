@@ -36,7 +36,7 @@ from gigl_loader.runtime.object_storage.checked_files import (
     note_as_checked,
 )
 from gigl_loader.runtime.object_storage.fetch import Fetch, StoredFile
-from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url
+from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url, shown_url
 from gigl_loader.runtime.sizes import parse_size, size_in_words
 
 CACHE_DIR_VARIABLE = "GIGL_LOADER_CACHE_DIR"
@@ -101,10 +101,11 @@ class Cache:
         self, folder: str | os.PathLike[str] | None = None, size: int | str | None = None
     ) -> None:
         self._size = None if size is None else parse_size(size, "cache_size")
-        if folder is not None and is_url(folder):
-            raise ConfigError(f"cache_dir must be a local directory, got {folder!r}")
+        folder = folder or os.environ.get(CACHE_DIR_VARIABLE)
+        if folder and is_url(folder):
+            raise ConfigError(f"cache_dir must be a local directory, got {shown_url(str(folder))}")
         users = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gigl_loader"
-        self.folder = Path(folder or os.environ.get(CACHE_DIR_VARIABLE) or users).absolute()
+        self.folder = Path(folder or users).absolute()
 
     def to_write(self, url: str) -> Path:
         """Return the folder for what is uploaded to ``url`` when it is complete."""

@@ -36,13 +36,22 @@ def is_url(root: str | os.PathLike[str]) -> bool:
     """Return whether ``root`` names a folder in object storage rather than a local one.
 
     Raises:
-        ConfigError: It is a `Path` that was made from a URL, which loses a slash.
+        ConfigError: It begins as a URL and is none: mistyped, or a `Path`, which loses a slash.
     """
     text = os.fspath(root)
-    scheme, _, rest = text.partition(":/")
-    if not isinstance(root, str) and scheme in SCHEMES:
-        raise ConfigError(f"{text} was a URL before it became a Path: give it as text")
-    return rest.startswith("/") and re.fullmatch(r"[A-Za-z][\w+.-]*", scheme) is not None
+    if re.match(r"\s*[\w+.-]+:/", text) is None:
+        return False
+    if not isinstance(root, str) or re.match(r"[A-Za-z][\w+.-]*://", text) is None:
+        raise ConfigError(
+            f"{shown_url(text)!r} is neither a path nor a URL: give it as text (a Path loses a "
+            "slash) that begins as s3://bucket does; ./ before it makes it a path"
+        )
+    return True
+
+
+def shown_url(url: str) -> str:
+    """Return a URL, or what was meant as one, without what may be credentials."""
+    return re.split("[?#]", re.sub(r"(?s):/.*@", "://", url))[0]
 
 
 _NO_OBJECT = ("", " (NoSuchKey)", " (BlobNotFound)")
@@ -207,16 +216,16 @@ def checked_url(url: str) -> str:
     """
     parts = urlsplit(url)
     # first: no other error may show a password or a signature
-    if "@" in parts.netloc or parts.query or parts.fragment:
+    if {"@", ":"} & {*parts.netloc} or parts.query or parts.fragment:
         raise ConfigError(
-            f"the URL {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path} has more than "
-            "a bucket and a folder: leave out what stands before @ and after ? or #, and give "
-            "credentials in the environment, as for the tools of the provider"
+            f"the URL {shown_url(url)} has more than a bucket and a folder: leave out what stands "
+            "before @ and after ? or #, and give credentials in the environment, as for the tools "
+            "of the provider"
         )
     if parts.scheme not in SCHEMES or (parts.scheme == "file") == bool(parts.netloc):
         raise ConfigError(
-            f"{url} must be s3://bucket/folder, gs://bucket/folder, az://container/folder or "
-            "file:///folder"
+            f"{shown_url(url)} must be s3://bucket/folder, gs://bucket/folder, "
+            "az://container/folder or file:///folder"
         )
     return url.rstrip("/")
 

@@ -286,7 +286,7 @@ def test_what_cannot_be_read_or_written_is_named(storage, tmp_path, monkeypatch)
     for call in (load_checkpoint, lambda place: save_checkpoint(STATE, place)):
         for place, words in {
             f"{storage.url}/": "is a folder: give the URL of a file in it",
-            Path(url): "was a URL before it became a Path",
+            Path(url): r"give it as text \(a Path loses a slash\)",
             tmp_path: "Is a directory",
             tmp_path / "file" / "model.pt": "Not a directory|File exists",
         }.items():

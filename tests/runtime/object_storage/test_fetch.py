@@ -320,7 +320,7 @@ def test_urls(tmp_path: Path) -> None:
     assert is_url("s3://b/x")
     assert not is_url("/data/graph")
     assert not is_url(tmp_path)
-    assert not is_url("c:/data")
+    assert not is_url("./c:/data")
     with pytest.raises(ConfigError, match="give it as text"):
         is_url(Path("s3://b/x"))
     for url, message in (
@@ -330,7 +330,12 @@ def test_urls(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
             ObjectFolder(url)
-    for url in (f"s3://me:{SECRET}@b/x", f"az://b/x?sig={SECRET}", f"gs://b/x#{SECRET}"):
+    for url in (
+        f"s3://me:{SECRET}@b/x",
+        f"s3://me:a/{SECRET}@b/x",
+        f"az://b/x?sig={SECRET}",
+        f"gs://b/x#{SECRET}",
+    ):
         with pytest.raises(ConfigError, match="has more than a bucket and a folder") as raised:
             ObjectFolder(url)
         assert SECRET not in str(raised.value)
