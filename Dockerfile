@@ -19,6 +19,8 @@ COPY . .
 RUN grep -v '^torch==' .ci/constraints.txt > /opt/constraints.txt \
  && pip install --no-cache-dir -c /opt/constraints.txt '.[examples,metrics]'
 # Kernels are compiled here, for this kind of processor; on another kind they are compiled again.
-# Numba uses a folder that it may write to alone, and a container may run as any user.
-RUN python examples/train_nodes.py --epochs 1 --figure /opt/curve.png && chmod -R a+rwX /opt/numba
+# Numba unpickles them: whoever may write to their folder runs code as all who read it. It uses a
+# folder that it may write to alone, so another user than the image's gets a copy of its own.
+RUN python examples/train_nodes.py --epochs 1 --figure /opt/curve.png && chmod -R a+rX,go-w /opt/numba
+ENTRYPOINT ["sh", "-ec", "test -w /opt/numba || { NUMBA_CACHE_DIR=$(mktemp -d); cp -r /opt/numba/. $NUMBA_CACHE_DIR; }; exec \"$@\"", "start"]
 CMD ["torchrun", "--standalone", "--nproc-per-node=2", "examples/train_nodes.py"]

@@ -34,7 +34,7 @@ def build(place: Path, arguments: dict[str, str]) -> int:
         **{name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ},
         "PATH": f"{place}/venv/bin:{os.environ['PATH']}",
     }
-    folder = place
+    folder, command = place, list[str]()
     for instruction, argument in steps((ROOT / "Dockerfile").read_text()):
         argument = argument.replace("/opt", f"{place}/opt")
         print(f"== {instruction} {argument}", flush=True)
@@ -54,11 +54,11 @@ def build(place: Path, arguments: dict[str, str]) -> int:
                 raise SystemExit("git archive failed")
         elif instruction == "RUN":
             subprocess.run(["sh", "-ec", argument], cwd=folder, env=environment, check=True)
-        elif instruction == "CMD":
-            return subprocess.run(json.loads(argument), cwd=folder, env=environment).returncode
+        elif instruction in ("ENTRYPOINT", "CMD"):
+            command += json.loads(argument)
         elif instruction != "FROM":
             raise SystemExit(f"{instruction} is not known here")
-    return 0
+    return subprocess.run(command, cwd=folder, env=environment).returncode
 
 
 def main() -> int:

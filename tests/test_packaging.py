@@ -1,7 +1,11 @@
 """What describes the package to others says the same: image, recipe, workflows, constraints."""
 
 import importlib.util
+import json
+import os
 import re
+import subprocess
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -102,12 +106,56 @@ def test_the_image_has_the_versions_that_are_tested(steps: list[tuple[str, str]]
 
 
 def test_the_steps_of_the_image_name_what_is_there(steps: list[tuple[str, str]]) -> None:
-    known = {"FROM", "ARG", "ENV", "WORKDIR", "RUN", "COPY", "CMD"}
+    known = {"FROM", "ARG", "ENV", "WORKDIR", "RUN", "COPY", "CMD", "ENTRYPOINT"}
     assert {instruction for instruction, _ in steps} == known
     text = "\n".join(argument for _, argument in steps)
     assert set(re.findall(r"'\.\[(\w+)\]'", text)) <= set(EXTRAS)
     for path in re.findall(r"(?:examples|\.ci)/[\w/.]+", text):
         assert (ROOT / path).is_file(), path
+
+
+def test_nobody_else_writes_to_the_kernels_of_the_image(steps: list[tuple[str, str]]) -> None:
+    """Numba unpickles them; another user reads a copy of its own."""
+    made = next(argument for _, argument in steps if "chmod" in argument).partition("&& ")[2]
+    start = json.loads(next(argument for name, argument in steps if name == "ENTRYPOINT"))
+    with tempfile.TemporaryDirectory() as folder:
+        kernels = Path(folder, "numba")
+        (kernels / "sampler").mkdir(parents=True)
+        kernel = kernels / "sampler" / "draw.nbi"
+        kernel.write_text("kernel")
+        for path in (kernels, *kernels.rglob("*")):
+            path.chmod(0o777)
+        Path(folder).chmod(0o755)
+
+        def run(command: list[str], **options: Any) -> str:
+            here = [part.replace("/opt/numba", str(kernels)) for part in command]
+            environment = {**os.environ, "NUMBA_CACHE_DIR": str(kernels), "TMPDIR": folder}
+            shown = subprocess.run(
+                here, env=environment, check=True, capture_output=True, text=True, **options
+            )
+            return shown.stdout.strip()
+
+        run(["sh", "-ec", made])
+        modes = {path.stat().st_mode & 0o777 for path in kernels.rglob("*")}
+        assert modes == {0o755}
+        tell = [*start, "sh", "-c", "echo $NUMBA_CACHE_DIR"]
+        assert run(tell) == str(kernels)
+        # any user makes files in the folder for temporary ones
+        Path(folder).chmod(0o1777)
+        if os.getuid():
+            kernels.chmod(0o555)
+        other = {} if os.getuid() else {"user": 65534, "group": 65534}
+        own = Path(run(tell, **other))
+        assert own != kernels
+        assert own.stat().st_mode & 0o077 == 0
+        assert run([*start, "cat", f"{own}/sampler/draw.nbi"], **other) == "kernel"
+
+
+@pytest.mark.parametrize("page", ["Dockerfile", "docs/guide/troubleshooting.md"])
+def test_no_page_lets_all_users_write_to_kernels(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert "chmod -R a+rX,go-w /opt/numba" in text
+    assert re.findall(r"chmod [^&]*[ao]\+\w*w", text) == []
 
 
 # --- workflows ------------------------------------------------------------------------------------
