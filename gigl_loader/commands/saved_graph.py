@@ -13,6 +13,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 
 from gigl_loader.errors import ConfigError, first_line
 from gigl_loader.partitioning.partition_graph import partition_graph
+from gigl_loader.runtime.torch_files import load_torch_file
 
 # PyG allows its own classes from 2.6 on, and later versions more of them.
 _ALLOWED = [
@@ -60,7 +61,7 @@ def read_saved_graph(path: Path) -> Data | HeteroData:
     try:
         # A pickle may run its author's code. So only tensors and PyG's own classes are created.
         torch.serialization.add_safe_globals(_ALLOWED)  # only for this process, the command's
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_torch_file(path, "cpu")
     except OSError as error:
         raise ConfigError(f"--pyg {path} cannot be read: {error.strerror or error}") from error
     except pickle.UnpicklingError as error:

@@ -63,6 +63,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.tensors import empty_shared
 from gigl_loader.runtime.progress import note
+from gigl_loader.runtime.torch_files import load_torch_file
 
 EXTRAS_DIR = "gigl_loader"
 _UNCHECKED_VERSION = 1
@@ -457,7 +458,7 @@ class _TensorUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         # torch's function unpickles its argument without restriction: code again, one level below
         if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return lambda data: torch.load(io.BytesIO(data), weights_only=True)
+            return lambda data: load_torch_file(io.BytesIO(data))
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             # torch's own restricted unpickler allows it, too: it makes a tensor over a storage.
             # A new function each time: a pickle may set the defaults of those that it is given.
@@ -499,7 +500,7 @@ def _torch_load(path: Path, *, mapped: bool = False) -> Any:
     try:
         # weights_only: a tensor may come from anywhere. "cpu": GLT's partitioners may have run on a
         # GPU that this machine lacks.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
+        return load_torch_file(path, "cpu", mmap=mapped)
     except Exception as error:
         raise damaged(path, error) from error
     finally:

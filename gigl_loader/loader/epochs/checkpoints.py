@@ -21,6 +21,7 @@ from gigl_loader.loader.epochs.checkpoint_values import check_values
 from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of_file
 from gigl_loader.runtime.object_storage.folder_cache import Cache
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, checked_url, is_url
+from gigl_loader.runtime.torch_files import load_torch_file
 
 
 def save_checkpoint(state: Mapping[str, object], where: str | os.PathLike[str]) -> None:
@@ -75,9 +76,8 @@ def load_checkpoint(
         return None
     with content as file:
         _check(file, where)
-        file.seek(0)
         try:
-            state: dict[str, Any] = torch.load(file, map_location, weights_only=True)
+            state: dict[str, Any] = load_torch_file(file, map_location)
         except pickle.UnpicklingError as error:
             # without the error's own text, which advises to run the code of the file
             raise ConfigError(

@@ -23,6 +23,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.other_libraries.dgl_files import read_graph, read_tensors
 from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable
 from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.torch_files import load_torch_file
 
 _log = logging.getLogger(__name__)
 _ID, _PARTITION, _SPLIT, _SRC, _DST = (" id", " partition", " split", " src", " dst")
@@ -268,7 +269,7 @@ def _load(path: Path) -> Any:
     torch.serialization.clear_safe_globals()
     torch.serialization.add_safe_globals([_plain_dict, dict])
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return load_torch_file(path, "cpu", mmap=True)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # a damaged pickle may raise any class of error
