@@ -177,7 +177,7 @@ FACES = {
         "SamplerOptions Shard Shuffle SourceOptions check_reconnect check_seed may_be_one_machine "
         "options_of_batches reads_same_memory",
         # for sources: input and output; for those who carry requests, both forms
-        "plan": "DrawRequest Drawn Peers RowsAnswer RowsRequest SampleRequest Sampler "
+        "plan": "DRAWN_BYTES DrawRequest Drawn Peers RowsAnswer RowsRequest SampleRequest Sampler "
         "SamplingPlan SeedInput draw_version",
         "ppr.ppr_sampler": "PPR_KIND ppr_around",
         # rows of other machines: the machine's memory, one batch through it

@@ -24,7 +24,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
-from gigl_loader.sampler.plan import Draw, Peers, SampleRequest, SamplingPlan, draw_key
+from gigl_loader.sampler.plan import Draw, Peers, SampleRequest, SamplingPlan, check_drawn, draw_key
 from gigl_loader.sampler.roots import RootFields, SeedTimes
 from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.sampler.sampler_kinds import SamplerKind
@@ -218,6 +218,7 @@ class Negatives:
         if self._kind is None or num_edges == 0:
             return np.empty(0, np.int64)
         count = math.ceil(num_edges * self._amount)
+        check_drawn(count, self._plan.most_drawn, f"negatives of {num_edges:,} edges")
         if self._kind == TRIPLET:
             # Side by side: the trainer reads triplets as ``[num_edges, amount]``.
             return np.repeat(np.arange(num_edges), count // num_edges)

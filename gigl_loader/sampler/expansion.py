@@ -165,7 +165,7 @@ def induced(
     pending = []
     for edge_type in plan.fanouts:
         # No key: all neighbours are taken.
-        draw = Draw(edge_type, fanout=-1, key=0, with_edge=plan.with_edge)
+        draw = Draw(edge_type, -1, 0, with_edge=plan.with_edge, most=plan.most_drawn)
         expanded = nodes.ids(reader.ends(edge_type)[0]).copy()
         pending.append((edge_type, reader.draw(draw, expanded)))
     sampled = Sampled({})

@@ -25,6 +25,7 @@ from gigl_loader.batch.message import (
 )
 from gigl_loader.dataset.partition.partition_view import ROW_KINDS, A, PartitionView, Rows
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
+from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.options import ExpansionOptions, FeatureStoreOptions, SamplingMethod
 
@@ -81,6 +82,8 @@ class SamplingPlan:
     """Source of node features that the partition lacks; None if it lacks none."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
     """How a batch grows from its seeds."""
+    most_drawn: int = 4 * 10**9 // 32
+    """Neighbours that one request may draw, and negatives of a batch."""
 
     @property
     def num_hops(self) -> int:
@@ -110,6 +113,20 @@ class SamplingPlan:
             method=how.sampling_method,
             timed=how.time_attr is not None and edge_type in view.times,
             last=how.temporal_strategy == "last",
+            most=self.most_drawn,
+        )
+
+
+DRAWN_BYTES = 32
+"""Bytes of a drawn neighbour: its position, its id, and the two ends of its edge."""
+
+
+def check_drawn(count: int, most: int, what: str) -> None:
+    """Raise `ConfigError` if a batch draws more than its channel could hold."""
+    if count > most:
+        raise ConfigError(
+            f"a batch draws {count:,} {what} at once, and its channel_size allows {most:,} of "
+            f"{DRAWN_BYTES} bytes: lower num_neighbors or batch_size, or raise channel_size"
         )
 
 
@@ -197,6 +214,8 @@ class Draw:
     """Only neighbours within the time limits of each node (`TreesAndTimes`)."""
     last: bool = False
     """The latest of these instead of any."""
+    most: int = 2**62
+    """Neighbours of all nodes together; see `check_drawn`."""
 
 
 @dataclass(frozen=True)

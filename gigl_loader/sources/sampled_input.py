@@ -27,7 +27,7 @@ from gigl_loader.sampler.options import (
     SamplerOptions,
     SourceOptions,
 )
-from gigl_loader.sampler.plan import SamplingPlan, SeedInput
+from gigl_loader.sampler.plan import DRAWN_BYTES, SamplingPlan, SeedInput
 from gigl_loader.sampler.ppr.ppr_sampler import PPR_KIND, ppr_around
 from gigl_loader.sampler.sampler_kinds import SamplerKind
 
@@ -164,9 +164,13 @@ def seed_or_drawn(seed: int | None) -> int:
 
 
 def make_plan(
-    view: PartitionView, sampler_input: Any, config: SamplingConfig, options: SourceOptions
+    view: PartitionView,
+    sampler_input: Any,
+    config: SamplingConfig,
+    options: SourceOptions,
+    channel_bytes: int = 4 * 10**9,
 ) -> SamplingPlan:
-    """Return the workers' plan for a GLT ``SamplingConfig``."""
+    """Return the workers' plan for a GLT ``SamplingConfig``, and for messages of a channel."""
     check_seed_times(view, sampler_input, options.expansion.time_attr)
     check_draw(with_weight=config.with_weight, time_attr=options.expansion.time_attr)
     groups = (getattr(sampler_input, "extra", None) or {}).get(SEED_GROUP, ())
@@ -189,6 +193,8 @@ def make_plan(
         feature_store=options.feature_store,
         collect_features=config.collect_features,
         expansion=options.expansion,
+        # channels may be small: then batches are made one at a time
+        most_drawn=max(channel_bytes, 2**30) // DRAWN_BYTES,
     )
 
 

@@ -106,7 +106,13 @@ class PPRSampler(NeighborSampler):
         most = self._options.num_neighbors_per_hop
         with_edge = self._plan.with_edge and self._options.include_sampled_edges
         draws = {
-            name: Draw(name, most, draw_key(self._plan, ticket, _HOP, name), with_edge=with_edge)
+            name: Draw(
+                name,
+                most,
+                draw_key(self._plan, ticket, _HOP, name),
+                with_edge=with_edge,
+                most=self._plan.most_drawn,
+            )
             for name in self._edge_types
         }
 

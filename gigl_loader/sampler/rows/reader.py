@@ -35,6 +35,7 @@ from gigl_loader.sampler.plan import (
     RowsName,
     RowsRequest,
     TreesAndTimes,
+    check_drawn,
 )
 from gigl_loader.sampler.rows.row_exchange import (
     LaterRows,
@@ -132,6 +133,8 @@ class LocalReader:
             )
         else:
             total, most = kernels.count_uniform(adjacency.indptr, at, draw.fanout, replace, *rows)
+        # before memory is taken for them
+        check_drawn(total, draw.most, f"neighbours of {size:,} nodes over {draw.edge_type}")
         offsets = get("positions", total)
         if draw.method == "labor":
             keys, items = get("keys", most, np.float64), get("items", most)

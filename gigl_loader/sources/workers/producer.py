@@ -143,7 +143,9 @@ class DistSamplingProducer:
             sampler_input.node, dict(getattr(sampler_input, "extra", None) or {})
         )
         self._view = view
-        self._plan = make_plan(view, sampler_input, sampling_config, self.source_options)
+        self._plan = make_plan(
+            view, sampler_input, sampling_config, self.source_options, channel.size
+        )
         self._ranks = Agreement(view, self._plan, self.source_options)
         self._sampler = sampler_kind(sampler_options)
         self._plugins = pickled(Plugins(self._sampler, worker_init_fn))
