@@ -186,7 +186,8 @@ def check(args: argparse.Namespace) -> None:
         security.check_listener(address)
         # A moment only: the graph is loaded before this server listens, as clients wait for a
         # server that does not respond yet, and say so.
-        sockets.listen(address, args.port if args.rank else args.master_port).close()
+        port = args.port if args.rank else args.master_port
+        sockets.listen(address, port, sockets.PROBED_S).close()
     if args.metrics_port is not None:
         sockets.listen(args.metrics_host, args.metrics_port).close()
 

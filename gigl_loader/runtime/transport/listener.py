@@ -162,7 +162,9 @@ class Listener:
         self._spare = Spare()
         self.closed = False  # that, or about to be
         self._sock = (
-            sockets.listen(address, port) if inherits is None else socket.socket(fileno=inherits)
+            sockets.listen(address, port, sockets.PROBED_S)
+            if inherits is None
+            else socket.socket(fileno=inherits)
         )
         self._sock.setblocking(False)
         close_in_children(self._sock)  # an inherited socket too

@@ -38,6 +38,8 @@ _FIRST_PORT, _LEAST_PORTS = 15_000, 1000
 _TAKEN_PORTS = 99
 """So many taken ones in a row mean another problem, such as a wrong address."""
 _LAST_PORT = 65_535
+PROBED_S, _AGAIN_S = 1.0, 0.05
+"""How long a port may be taken by one that looks for a free one; the pause between two tries."""
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h: the IPv4 address of an interface
 
 
@@ -254,8 +256,13 @@ def try_to_listen(host: str, timeout_s: float) -> None:
         try_to_connect(host, server.getsockname()[1], timeout_s)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, patience_s: float = 0.0) -> socket.socket:
     """Return a socket that listens on ``host``; port 0 means any free one.
+
+    Args:
+        host: An address of this machine.
+        port: The port.
+        patience_s: How long it may be taken: whoever looks for a free one holds it for a moment.
 
     Raises:
         ConfigError: The address is not this machine's, or the port is taken.
@@ -269,6 +276,9 @@ def listen(host: str, port: int) -> socket.socket:
         sock.listen(1024)  # hundreds of workers may connect at once; net.core.somaxconn is a limit
     except (OSError, OverflowError) as error:
         sock.close()
+        if patience_s > 0 and getattr(error, "errno", None) == errno.EADDRINUSE:
+            time.sleep(_AGAIN_S)
+            return listen(host, port, patience_s - _AGAIN_S)
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error}; give an address of this machine and a port "
             "that no other program uses"

@@ -86,6 +86,44 @@ def flood(mode: str, patience_s: float) -> Outcome:
     return Outcome(entered_s, grown, gone_s, logged)
 
 
+_STRANGER = """
+import collections, contextlib, socket, sys
+
+held = collections.deque()
+print("begins", flush=True)
+while True:
+    held.append(socket.socket())
+    held[-1].setblocking(False)
+    with contextlib.suppress(OSError):
+        held[-1].connect(("127.0.0.1", int(sys.argv[1])))
+    if len(held) > 300:
+        held.popleft().close()
+"""
+
+
+def enter_during_a_flood(mode: str, patience_s: float) -> list[int]:
+    """Return what callers are answered while one opens connections without end at their address.
+
+    Each connection lets the one end that has been silent for longest.
+    """
+    security, flooded = SECURITIES[mode](), Flooded(mode, files=1024, threads=300)
+    command = [sys.executable, "-c", _STRANGER, str(flooded.address[1])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as stranger:
+        try:
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == b"begins\n"
+            answers = []
+            for name in ("one", "two", "three"):
+                with Caller(*flooded.address, security, name, patience_s=patience_s) as caller:
+                    answer = caller.ask("double", question(3), Answer).wait(60)
+                    answers.append(answer.number)
+            assert stranger.poll() is None
+            return answers
+        finally:
+            stranger.kill()
+            flooded.end()
+
+
 def _entered_s(flooded: Flooded, security: Security, name: str, patience_s: float) -> float:
     started = time.monotonic()
     with Caller(*flooded.address, security, name, patience_s=patience_s) as caller:

@@ -13,11 +13,19 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerLostError
-from gigl_loader.runtime.transport import Caller, EndReason, Listener, Method, Peer, Security
+from gigl_loader.runtime.transport import (
+    Caller,
+    EndReason,
+    Listener,
+    Method,
+    Peer,
+    Security,
+    sockets,
+)
 from gigl_loader.runtime.transport.listener import _PeerConnection
 from gigl_loader.runtime.transport.stream import ALIVE_FRAME, KNOCK_FRAME, FrameKind, Stream, pack
 from gigl_loader.testing import free_port, wait_until
-from tests.runtime.transport.flood import Flooded, flood
+from tests.runtime.transport.flood import Flooded, enter_during_a_flood, flood
 from tests.runtime.transport.hostile import exchange, fuzz_caller, fuzz_listener
 from tests.runtime.transport.network import AT_ONCE_S, PATIENCE_S, Network, enter, refusals
 from tests.runtime.transport.service import SECURITIES, Answer, question
@@ -46,6 +54,13 @@ def test_thousands_of_open_handshakes_keep_nobody_out(mode: str) -> None:
     assert outcome.entered_s < AT_ONCE_S
     assert outcome.grown_bytes < 20 << 20
     assert outcome.logged.count("refused") <= 5, outcome.logged  # once a minute
+
+
+@pytest.mark.usefixtures("many_descriptors")
+@pytest.mark.parametrize("mode", SECURITIES)
+def test_a_caller_comes_in_while_its_own_address_floods(mode: str) -> None:
+    """15,000 connections a second push out a handshake of its address in 4 ms; it tries again."""
+    assert enter_during_a_flood(mode, PATIENCE_S) == [3, 3, 3]
 
 
 @pytest.mark.usefixtures("many_descriptors")
@@ -216,6 +231,15 @@ def test_a_taken_port_is_named(plain: Network) -> None:
     port = plain.service().listener.address[1]
     with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
         Listener("127.0.0.1", port, Security.local(), {}, "second")
+
+
+def test_a_port_that_another_process_tries_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers ended while a client had asked for all free ports of the machine."""
+    probe = sockets.listen("127.0.0.1", 0)
+    port = probe.getsockname()[1]
+    monkeypatch.setattr("gigl_loader.runtime.transport.sockets.time.sleep", lambda _: probe.close())
+    Listener("127.0.0.1", port, Security.local(), {}, "server").close()
+    assert probe.fileno() == -1
 
 
 def test_peers_are_told_apart_and_their_ends_reported(network: Network) -> None:
