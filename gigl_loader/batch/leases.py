@@ -362,6 +362,8 @@ class MessageMemory(LeaseTable):
     ) -> None:
         super().__init__(register, lends=lends)
         self.capacity, self.size = capacity, size
+        self.size_of_one = size
+        """``channel_size`` of one reader, from which the largest batch follows."""
         self._source: TakeNext | None = None
 
     def open(self, sender: int, written: Written) -> SampleMessage:
@@ -384,10 +386,12 @@ class ServerMemory(MessageMemory):
 
     Args:
         capacity: Batches that one consumer may have started and not fetched.
+        size_of_one: See `MessageMemory`.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, size_of_one: int = 2**30) -> None:
         super().__init__(capacity, 1 << 62, lends=True)  # no limit of its own
+        self.size_of_one = size_of_one
 
     def open(self, sender: int, written: Written) -> SampleMessage:
         """Return the message that worker ``sender`` wrote, as a `Packed`."""

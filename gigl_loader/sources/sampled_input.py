@@ -18,6 +18,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.glt_classes import SamplingConfig
 from gigl_loader.runtime.memory import tensors
+from gigl_loader.runtime.system import meminfo
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
@@ -193,8 +194,8 @@ def make_plan(
         feature_store=options.feature_store,
         collect_features=config.collect_features,
         expansion=options.expansion,
-        # channels may be small: then batches are made one at a time
-        most_drawn=max(channel_bytes, 2**30) // DRAWN_BYTES,
+        # a channel may be small, and then has one batch; a client may say any size
+        most_drawn=max(min(channel_bytes, meminfo("MemTotal") // 4), 2**30) // DRAWN_BYTES,
     )
 
 

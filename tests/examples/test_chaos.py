@@ -98,12 +98,21 @@ def test_what_a_crash_wrote(scripts: Any, tmp_path: Path) -> None:
     assert "in string_at" in found
 
 
+def test_what_a_stranger_leaves_in_a_server(scripts: Any) -> None:
+    first = {"MB": 300, "descriptors": 15, "threads": 5}
+    growth = scripts("_chaos_job").growth
+    assert growth(first, {"MB": 400, "descriptors": 20, "threads": 3}) == []
+    last = {"MB": 401, "descriptors": 24, "threads": 14}
+    assert growth(first, last) == ["300 -> 401 MB", "15 -> 24 descriptors", "5 -> 14 threads"]
+
+
 @pytest.mark.multiprocess
-def test_a_job(tmp_path: Path) -> None:
-    """Whose workers are killed once an epoch, and whose epochs are broken off."""
+@pytest.mark.parametrize("case", ["rank", "store-stranger"])
+def test_a_job(scripts: Any, tmp_path: Path, case: str) -> None:
+    """Whose workers are killed, whose epochs are broken off, whose server is attacked."""
     log = tmp_path / "log.jsonl"
     words = (
-        "--seed 9 --minutes 30 --epochs 1 --cases rank --faults kill-worker --rate 1 "
+        f"--seed 9 --minutes 30 --epochs 1 --cases {case} --faults kill-worker --rate 1 "
         "--job-epochs 3 --pace 0 --silence 600"
     )
     done = run_python(
@@ -120,3 +129,7 @@ def test_a_job(tmp_path: Path) -> None:
     assert undisturbed["whole"] == job["whole"] == 3
     assert job["done"].keys() == {"kill-worker"}
     assert "| short epochs | 0 |" in done.stdout
+    if case == "store-stranger":
+        known = scripts("_chaos_stranger").ATTACKS
+        assert job["attacks"].keys() == known.keys()
+        assert len(job["server"]) == 2

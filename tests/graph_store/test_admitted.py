@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
-from gigl_loader.errors import ConfigError, PeerError, ProtocolError
+from gigl_loader.errors import ConfigError, PeerError, ProtocolError, SamplingError
 from gigl_loader.graph_store.client.connection import ServerConnection
 from gigl_loader.graph_store.server import presence
 from gigl_loader.graph_store.server.rendezvous_host import Publish
 from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.wire.membership import Join, News, Role, WaitReport, Watch
-from gigl_loader.graph_store.wire.requests import Nothing, ProducerRequest, Runs
+from gigl_loader.graph_store.wire.requests import EpochRequest, Nothing, ProducerRequest, Runs
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.runtime.transport import Caller, Security
 from gigl_loader.sampler.options import KHopNeighborSamplerOptions, SourceOptions
@@ -121,6 +121,33 @@ def asking() -> Iterator[tuple[ServerConnection, StorageService]]:
     """Give a connection of an admitted process, and the server."""
     with storage(1) as (endpoint,), joined((HOST, endpoint.address[1])) as cluster:
         yield cluster.connection(0), endpoint.server
+
+
+@pytest.mark.parametrize("size", ["1KB", "1000TB"])
+def test_a_batch_that_no_channel_could_hold_is_refused_by_a_server(
+    asking: tuple[ServerConnection, StorageService], size: str
+) -> None:
+    """Seen: it took 6 GB in a worker until it was killed, whatever the client said of its size."""
+    connection, _ = asking
+    arguments = _arguments(connection, torch.zeros(1000, dtype=torch.int64), f"batch {size}")
+    schema = connection.call("get_schema").result(60)
+    config = BaseDistLoader.create_sampling_config([10**8], schema, 1000, seed=1)
+    arguments = {**arguments, "sampling_config": config}
+    arguments = _changed(arguments, "worker_options", "buffer_size", size)
+    request = ProducerRequest(source_options=SourceOptions(seed=1, replace=True))
+    producer = {
+        "producer_id": connection.call(
+            "create_sampling_producer", **arguments, request=request
+        ).result(60)
+    }
+    begins = connection.call(
+        "start_new_epoch_sampling", **producer, epoch=0, request=EpochRequest()
+    )
+    begins.result(60)
+    fetched = connection.call("fetch_one_sampled_message", **producer, consumer=0)
+    with pytest.raises(SamplingError, match=r"draws \d+,000,000,000 neighbours of 1,000 nodes"):
+        fetched.result(60)
+    connection.call("destroy_sampling_producer", **producer, linger_s=0.0).result(60)
 
 
 # --- a job's secret, its ranks and its producers --------------------------------------------------

@@ -154,6 +154,9 @@ class Case:
     beside: bool = False
     """A second job takes the same epochs from the same servers; nothing is done to its processes.
     """
+    stranger: bool = False
+    """A process that is let in attacks the only server meanwhile; see `_chaos_stranger`. Nothing is
+    done to the server, which has as much memory, descriptors and threads at the end."""
 
 
 _CACHE = {"remote_cache": "200KB"}
@@ -180,6 +183,7 @@ CASES = {
     "store-pagerank": Case("pagerank", 2, 2, (1,)),
     "store-temporal": Case("temporal", 2, 2, (1, 2)),
     "store-two-jobs": Case("neighbours", 2, 2, (1, 2), beside=True),
+    "store-stranger": Case("neighbours", 1, 1, (1, 2), stranger=True),
     "store-trees": Case("trees", 2, 1, (1,)),
     "store-cache": Case("neighbours", 2, 2, (1, 2), apart=True, how=_CACHE),
     "store-cut": Case("neighbours", 2, 2, (1, 2), tls=True, machines=(1, 1)),

@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,9 +24,11 @@ from _machines import ADDRESSES, Link, Machines
 
 from gigl_loader.runtime.system import IGNORED
 from gigl_loader.runtime.transport.certs import make_folder, token
-from gigl_loader.testing import Footprint, wait_until
+from gigl_loader.testing import Footprint, open_files, wait_until
 
-TRAINER, START = (Path(__file__).with_name(f"_chaos_{name}.py") for name in ("train", "start"))
+TRAINER, START, STRANGER = (
+    Path(__file__).with_name(f"_chaos_{name}.py") for name in ("train", "start", "stranger")
+)
 AWAY_S = 600.0
 _LOOK_S = 0.1
 _VICTIM_S = 5.0
@@ -32,6 +36,8 @@ _LEAVING_S = 90.0
 _MOST_LIVES = 40
 _CRASH_CHARACTERS = 8000
 """Enough for the frames of a storage server's threads."""
+_GROWTH = {"MB": 100, "descriptors": 8, "threads": 8}
+"""What a server may have more when a stranger has left: modules and kernels, memory of malloc."""
 
 
 @dataclass
@@ -51,6 +57,10 @@ class Outcome:
     left: list[str] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)
     """Where the threads of a process were that crashed or was ended as hanging, from its log."""
+    attacks: Counter[str] = field(default_factory=Counter)
+    """Of a stranger, by name; all ended as they must."""
+    server: list[dict[str, int]] = field(default_factory=list)
+    """What the server had before the stranger came, and when it had left."""
     hang: str = ""
     seconds: float = 0.0
     load: float = 0.0
@@ -75,6 +85,8 @@ class Outcome:
             "unnamed": self.unnamed,
             "left": self.left,
             "crashes": self.crashes,
+            "attacks": dict(self.attacks),
+            "server": self.server,
             "hang": self.hang,
             "seconds": round(self.seconds, 1),
             "load": round(self.load, 1),
@@ -118,6 +130,7 @@ class ChaosJob:
         self._reader, self._lines = Reader(folder), list[dict[str, Any]]()
         self._beside: Job | None = None
         """A second job on the same servers."""
+        self._stranger: subprocess.Popen[bytes] | None = None
         self._reader_beside = Reader(folder / "beside")
         self._lines_beside = list[dict[str, Any]]()
         self._faults, self._later = list(plan.faults), list[tuple[float, Callable[[], None]]]()
@@ -274,6 +287,8 @@ class ChaosJob:
                 self._reached = max(self._reached, reached)
             elif line["kind"] == "building" and line["rank"] == 0:
                 self._built.append((line["epoch"], line["at"]))
+                if self.case.stranger and self._stranger is None:
+                    self._let_a_stranger_in()
                 if self._every_s is not None and len(self._built) == 1:
                     self._kill_later()
 
@@ -438,9 +453,42 @@ class ChaosJob:
                     found.append(int(path.parent.name))
         return found
 
+    def _let_a_stranger_in(self) -> None:
+        assert self._store is not None
+        folder = self.folder / "stranger"
+        folder.mkdir()
+        self.outcome.server.append(held_by(self._store.processes[0].pid))
+        words = [sys.executable, str(STRANGER), self._store.address, "1", str(folder)]
+        with (folder / "stranger.log").open("ab") as log:
+            self._stranger = subprocess.Popen(self._on(0, words), stdout=log, stderr=log)
+
+    def _see_a_stranger_off(self) -> None:
+        """Let it leave; note what it did, and what the server has more than before."""
+        if self._stranger is None or self.outcome.hang:
+            return
+        assert self._store is not None
+        (self.folder / "stranger" / "stop").touch()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._stranger.wait(_LEAVING_S)
+        if (code := self._stranger.poll()) != 0:
+            self.outcome.unnamed.append(f"the stranger ended with {code}")
+        end([self._stranger])
+        notes = json.loads((self.folder / "stranger" / "attacks.json").read_text())
+        self.outcome.attacks.update(notes["done"])
+        self.outcome.unnamed += notes["wrong"]
+        pid, until = self._store.processes[0].pid, time.monotonic() + _LEAVING_S
+        while grown := growth(self.outcome.server[0], held_by(pid)):
+            if time.monotonic() > until:
+                files = sorted(open_files(pid))
+                self.outcome.left.append(f"the stranger left in the server: {grown}: {files}")
+                break
+            time.sleep(0.5)
+        self.outcome.server.append(held_by(pid))
+
     def _leave(self) -> None:
         """Let the servers end, and see what is left; end that too."""
         self._end_what_waits()
+        self._see_a_stranger_off()
         self._look()
         servers = self._store.processes if self._store else []
         for process in servers:
@@ -454,6 +502,8 @@ class ChaosJob:
         for pid in self._own_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if self._stranger is not None:
+            end([self._stranger])
         end([*self._job.processes, *(self._beside.processes if self._beside else []), *servers])
         if self._store is not None:
             self._store.close()
@@ -479,6 +529,26 @@ class ChaosJob:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGABRT)
         time.sleep(3.0)  # until the stacks are written
+
+
+def held_by(pid: int) -> dict[str, int]:
+    """Return the megabytes, descriptors and threads of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    said = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    return {
+        "MB": int(said["RssAnon"].split()[0]) // 1000,
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": int(said["Threads"]),
+    }
+
+
+def growth(first: dict[str, int], last: dict[str, int]) -> list[str]:
+    """Return what a process has more than it may."""
+    return [
+        f"{first[what]} -> {last[what]} {what}"
+        for what, more in _GROWTH.items()
+        if last[what] > first[what] + more
+    ]
 
 
 def _stands_by(pid: int) -> bool:

@@ -54,7 +54,7 @@ def kinds_of(case: Case, *, workers: bool = True) -> dict[str, int]:
     found = dict(TRAINER_FAULTS)
     if workers and not collective:
         found |= WORKER_FAULTS
-    if case.servers:
+    if case.servers and not case.stranger:
         found |= SERVER_FAULTS
     if case.machines:
         found |= CUT

@@ -2,10 +2,10 @@
 
 Jobs of one and several ranks, colocated and of a graph store, with all kinds of loaders. While
 burners keep the cores busy, workers, supervisors, servers and trainers are killed and stopped,
-links are cut, epochs are broken off and resumed with other numbers of workers and ranks. No epoch
-may end short, no batch may have other bits or come twice, no job may hang or leave a process, a
-listening port or shared memory behind. An error of this library is counted by name. The same
-``--seed`` draws the same jobs and faults.
+links are cut, a process that is let in attacks a server, epochs are broken off and resumed with
+other numbers of workers and ranks. No epoch may end short, no batch may have other bits or come
+twice, no job may hang or leave a process, a listening port or shared memory behind. An error of
+this library is counted by name. The same ``--seed`` draws the same jobs and faults.
 
     python examples/benchmarks/faults/chaos.py --minutes 60 --load 10 --log chaos.jsonl
 """
@@ -169,6 +169,8 @@ def line_of(outcome: Outcome) -> str:
     bad = [f"{len(what)} {name.upper()} {what[:2]}" for name, what in counts.items() if what]
     bad += [f"HANG {outcome.hang}"] if outcome.hang else []
     errors = [f"{count} {name}" for name, count in outcome.errors.items()]
+    if outcome.server:
+        errors.append(f"{outcome.attacks.total()} attacks, the server {outcome.server}")
     faults = sum(outcome.done.values())
     what = "undisturbed" if plan.number == ALONE else f"job {plan.number}, {faults} faults"
     return (
@@ -182,9 +184,10 @@ def table_of(outcomes: list[Outcome]) -> str:
     """Return the summary."""
     disturbed = [one for one in outcomes if one.plan.number != ALONE]
     store = [one for one in disturbed if CASES[one.plan.case].servers]
-    faults, errors = Counter[str](), Counter[str]()
+    faults, errors, attacks = Counter[str](), Counter[str](), Counter[str]()
     for one in disturbed:
         faults.update(one.done)
+        attacks.update(one.attacks)
         errors.update(one.errors)
 
     def count(name: str) -> int:
@@ -196,6 +199,8 @@ def table_of(outcomes: list[Outcome]) -> str:
         ("of them of a graph store", sum(one.found.whole for one in store)),
         ("faults", faults.total()),
         *((f"- {kind}", number) for kind, number in faults.most_common()),
+        ("attacks", attacks.total()),
+        *((f"- {name}", number) for name, number in attacks.most_common()),
         ("seconds of the longest job", round(max((one.seconds for one in disturbed), default=0))),
         ("short epochs", count("short")),
         ("wrong batches", count("wrong")),

@@ -214,7 +214,7 @@ class StorageService(PartitionAnswers, DistServer):
             # enough for all that a client prefetches, and for a task for every thread of every
             # worker
             capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
-            memory = ServerMemory(capacity)
+            memory = ServerMemory(capacity, size)
             producer = DistSamplingProducer(
                 self.dataset.weighted_by(request.source_options.weight_attr),
                 sampler_input,

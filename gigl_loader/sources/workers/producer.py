@@ -144,7 +144,7 @@ class DistSamplingProducer:
         )
         self._view = view
         self._plan = make_plan(
-            view, sampler_input, sampling_config, self.source_options, channel.size
+            view, sampler_input, sampling_config, self.source_options, channel.size_of_one
         )
         self._ranks = Agreement(view, self._plan, self.source_options)
         self._sampler = sampler_kind(sampler_options)
