@@ -12,7 +12,7 @@ from torch_geometric.data import HeteroData
 from gigl_loader import DistDataset
 from gigl_loader.dataset.identity import Share
 from gigl_loader.errors import ConfigError
-from gigl_loader.graph_store.server import partition_answers
+from gigl_loader.graph_store.server import glt_answers, partition_answers
 from gigl_loader.graph_store.server.partition_answers import PartitionAnswers, padded_rows
 from gigl_loader.graph_store.wire.requests import NodeIdsRequest
 from gigl_loader.sampler.plan import RowsRequest
@@ -183,6 +183,19 @@ def test_an_answer_has_the_edges_of_leading_nodes_up_to_a_limit(constants: Any) 
     constants(partition_answers, _MOST_EDGES=0)
     assert server.get_edges(edge_type, np.array([hub, hub]))["counts"].tolist() == [degrees[hub]]
     assert server.get_edges(edge_type, ids[:0])["counts"].tolist() == []
+
+
+def test_answers_that_no_client_can_divide_are_bounded_by_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(glt_answers, "available_memory", lambda: 1000)
+    server = PartitionAnswers(PLAIN.partitions(1)[0])
+    with pytest.raises(ConfigError, match=r"the \d+ edges of a type would be an answer of"):
+        server.get_edge_index(None)
+    rows: Any = _Rows([[1], list(range(40))])
+    with pytest.raises(ConfigError, match="labels of 2 anchors, 40 for each"):
+        padded_rows(rows, torch.arange(2))
+    assert padded_rows(rows, torch.arange(2), 3).shape == (2, 3)
 
 
 class _Rows:

@@ -24,7 +24,18 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.graph_store.wire.requests import NodeIdsRequest
 from gigl_loader.graph_store.wire.signatures import PartitionSignatures
 from gigl_loader.runtime.memory.tensors import as_array
+from gigl_loader.runtime.sizes import size_in_words
+from gigl_loader.runtime.system import available_memory
 from gigl_loader.sources.held_seeds import HeldPart, HeldSeeds
+
+
+def check_answer(nbytes: int, what: str) -> None:
+    """Raise `ConfigError` if an answer would take more than a quarter of the free memory."""
+    if nbytes > (limit := available_memory() // 4):
+        raise ConfigError(
+            f"{what} would be an answer of {size_in_words(nbytes)}, where this storage server has "
+            f"{size_in_words(limit)} for one: partition the graph into more parts"
+        )
 
 
 class GLTAnswers(PartitionSignatures):
@@ -90,7 +101,9 @@ class GLTAnswers(PartitionSignatures):
     def get_edge_index(
         self, edge_type: EdgeType | None, layout: str = "coo"
     ) -> tuple[Tensor, Tensor]:
-        row, col, *_ = self._graph(edge_type, layout).topo.to_coo()
+        topology = self._graph(edge_type, layout).topo
+        check_answer(16 * (count := topology.indices.numel()), f"the {count:,} edges of a type")
+        row, col, *_ = topology.to_coo()
         return row, col
 
     @override

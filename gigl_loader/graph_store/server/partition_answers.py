@@ -27,7 +27,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.graph_store.server.glt_answers import GLTAnswers
+from gigl_loader.graph_store.server.glt_answers import GLTAnswers, check_answer
 from gigl_loader.graph_store.wire.calls import FeatureInfos, PartitionBook
 from gigl_loader.graph_store.wire.requests import NodeIdsRequest, RowBook
 from gigl_loader.runtime.memory.segments import Array
@@ -271,6 +271,8 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
     counts = torch.where(known, indptr[rows + 1] - starts, 0) if indptr.numel() > 1 else nodes * 0
     counts = counts if limit is None else counts.clamp(max=limit)
     most = int(counts.max()) if counts.numel() else 0
+    what = f"labels of {nodes.numel():,} anchors, {most:,} for each (max_labels_per_anchor_node),"
+    check_answer(8 * nodes.numel() * most, what)
     table = nodes.new_full((nodes.numel(), most), -1)
     positions = torch.arange(most, device="cpu")
     filled = positions < counts[:, None]
