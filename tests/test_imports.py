@@ -91,7 +91,7 @@ FACES = {
         "format.fetched_root": "opened_root",
         "format.glt_files": "bytes_to_read count_partitions load_tensor read_edges read_partition",
         "format.mapped": "ArraySpec BLOCK_BYTES EDGE_ROWS LOOKUPS PARQUET Part ROOT_FILE "
-        "TABLE_COLUMN block_digests damaged inside is_mapped_format rows_at",
+        "TABLE_COLUMN block_digests damaged is_mapped_format rows_at",
         "format.mapped_writer": "PartFiles allow_files index_type new_file seal write_array "
         "write_npy write_numbers",
         "format.view_writer": "save_tensor write_views",

@@ -318,7 +318,7 @@ def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
         raise ConfigError('YAML needs pyyaml: run pip install "gigl_loader[tables]"') from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(content, dict) or set(content) - set(_OPTIONS) != {"nodes", "edges"}:
         raise ConfigError(

@@ -174,6 +174,7 @@ class ResumableJob:
             beside: Bytes of memory in use elsewhere meanwhile.
 
         Raises:
+            ConfigError: A table is damaged.
             UsageError: Memory or disk are too small. The run can be resumed.
         """
         limit = int((self.usable_bytes - beside) * self.sizes.engine_share)
@@ -198,7 +199,9 @@ class ResumableJob:
             # Of a file system in Python it has the traceback alone, as text.
             found = re.search(rf"^[\w.]*\b{ObjectStorageError.__name__}: (.*)", str(error), re.M)
             if found is None:
-                raise
+                raise ConfigError(
+                    f"the engine cannot read a table, which may be damaged: {first_line(error)}"
+                ) from error
             raise ObjectStorageError(f"{found[1]}; call again to continue") from None
         finally:
             if is_done and database.disconnect():

@@ -31,7 +31,6 @@ from gigl_loader.dataset.format.fetched_root import opened_root
 from gigl_loader.dataset.format.mapped import (
     ROOT_FILE,
     damaged,
-    inside,
     is_mapped_format,
     read_header,
     read_manifest,
@@ -62,6 +61,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.tensors import empty_shared
+from gigl_loader.runtime.paths import inside
 from gigl_loader.runtime.progress import note
 from gigl_loader.runtime.torch_files import load_torch_file
 

@@ -41,6 +41,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.decoding import analysed
 from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of
 from gigl_loader.runtime.memory.segments import Array, nbytes_of, storage_dtype
+from gigl_loader.runtime.paths import inside
 
 ROOT_FILE = "gigl_loader.json"
 """The manifest of a directory, in both formats."""
@@ -172,21 +173,6 @@ class FileStamp(NamedTuple):
     def of(cls, status: os.stat_result) -> "FileStamp":
         """Return the stamp in what `os.stat` or `os.fstat` found."""
         return cls(status.st_size, status.st_ino, status.st_mtime_ns)
-
-
-def inside(folder: Path, name: str | Path) -> Path:
-    """Return the path of a file below ``folder``, which may be a link itself.
-
-    Raises:
-        ConfigError: The name, or a link below ``folder``, leads to another folder.
-    """
-    path = folder / name
-    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-        raise ConfigError(
-            f"{path} leads out of {folder}, from which alone files are read: remove it, or put a "
-            "copy of the file in its place"
-        )
-    return path
 
 
 @dataclass

@@ -23,7 +23,6 @@ from gigl_loader.dataset.format.mapped import (
     Header,
     Part,
     check_sizes,
-    inside,
     read_header,
     read_part,
     rows_at,
@@ -58,6 +57,7 @@ from gigl_loader.runtime.memory.tensors import (
     share_tensor,
 )
 from gigl_loader.runtime.object_storage.folder_cache import distrust, hold, is_of_a_cache
+from gigl_loader.runtime.paths import inside
 from gigl_loader.runtime.progress import note
 from gigl_loader.runtime.system import meminfo
 from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it

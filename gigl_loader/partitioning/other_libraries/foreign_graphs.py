@@ -17,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset.format.mapped import damaged, inside
+from gigl_loader.dataset.format.mapped import damaged
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.other_libraries.dgl_files import read_graph, read_tensors
 from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable
 from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.paths import inside
 from gigl_loader.runtime.torch_files import load_torch_file
 
 _log = logging.getLogger(__name__)

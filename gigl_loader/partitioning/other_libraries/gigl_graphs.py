@@ -14,7 +14,6 @@ import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset.format.mapped import inside
 from gigl_loader.dataset.schema import FilePath, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.other_libraries.foreign_graphs import (
@@ -28,6 +27,7 @@ from gigl_loader.partitioning.other_libraries.tfrecords import read_examples
 from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.object_storage.file_systems import file_system_of
+from gigl_loader.runtime.paths import inside
 
 _log = logging.getLogger(__name__)
 _EXACT = 2**24
@@ -122,7 +122,7 @@ class Message:
             raise ConfigError('YAML needs pyyaml: run pip install "gigl_loader[tables]"') from error
         except OSError as error:
             raise ConfigError(f"{uri} cannot be read: {error.strerror or error}") from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{uri} is not valid YAML: {error}") from error
 
     def get(self, name: str) -> Any:

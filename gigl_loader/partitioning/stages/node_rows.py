@@ -153,7 +153,7 @@ class NodeRows:
     def _open_beside(self, path: str) -> None:
         try:
             features = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # numpy reads its head as Python: any class
             raise ConfigError(f"{self._table.where}: features {path}: {error}") from error
         if features.ndim not in (1, 2) or len(features) != self._table.num_rows:
             raise ConfigError(

@@ -202,11 +202,18 @@ class Table:
         """Yield (first row in the file, record batch) of some columns of a file."""
         row = 0
         parquet = self._open(file.path, file.name)
-        for batch in parquet.iter_batches(
-            ResumableJob.sizes.table_rows, columns=columns, use_threads=False
-        ):
-            yield row, batch
-            row += batch.num_rows
+        try:
+            for batch in parquet.iter_batches(
+                ResumableJob.sizes.table_rows, columns=columns, use_threads=False
+            ):
+                yield row, batch
+                row += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            if getattr(error, "errno", None) is not None:  # of the system, not of what is in it
+                raise
+            raise ConfigError(
+                f"{self.where}: {file.name} is damaged from row {row} on: {error}"
+            ) from error
 
     def refuse(
         self, file: TableFile, column: str, rows: Any, what: str, values: Any = None

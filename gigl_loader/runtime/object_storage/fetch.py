@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextvars import copy_context
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.digests import digest_of
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
+from gigl_loader.runtime.paths import inside
 
 PARALLEL_RANGES = 16
 """Requests at a time. One gives 50 to 90 MB/s from S3, so that these fill a link of 10 Gbit/s."""
@@ -64,7 +65,7 @@ class Fetch:
         files: Files of ``source``.
 
     Raises:
-        ConfigError: The name of a file leads out of the folder.
+        ConfigError: The name of a file, or a link in the folder, leads out of it.
     """
 
     def __init__(self, source: ObjectFolder, folder: Path, files: Iterable[StoredFile]) -> None:
@@ -73,12 +74,9 @@ class Fetch:
         self.new_bytes = self.missing_bytes = 0
         """Bytes by which files become longer, and bytes that they take on the disk."""
         for file in files:
-            name = PurePosixPath(file.name)  # of a manifest, which comes from elsewhere
-            if name.is_absolute() or ".." in name.parts:
-                raise ConfigError(f"the manifest in {source.url} names {name}, outside of it")
-            path = folder / name
+            path = inside(folder, file.name)  # of a manifest, which comes from elsewhere
             is_whole = path.exists() and path.stat().st_size == file.nbytes
-            part = path if is_whole else folder / f"{name}.part"
+            part = path if is_whole else inside(folder, f"{file.name}.part")
             begun = part.stat() if part.exists() else None
             self._drafts.append(_Draft(file, path, part, begun is None, len(file.digests)))
             self.new_bytes += file.nbytes - (begun.st_size if begun else 0)
@@ -166,7 +164,8 @@ class Fetch:
                     break
                 file.seek(start)
                 for chunk in self._source.chunks(draft.file.name, start, end):
-                    file.write(chunk)
+                    # a server may send more than it was asked for
+                    file.write(memoryview(chunk)[: max(0, end - file.tell())])
                     with self._lock:
                         on_bytes(len(chunk))
                     if self._stop.is_set():

@@ -1,5 +1,6 @@
 """Files from object storage into a cache: a real server, and faults on the way."""
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -186,8 +187,38 @@ def test_a_folder_without_its_manifest_or_with_another_object_is_refused(storage
         _fetched(storage.url, files).__enter__()
     with pytest.raises(ConfigError, match=f"{storage.url}/none/{MANIFEST} is missing"):
         _fetched(f"{storage.url}/none", files).__enter__()
-    with pytest.raises(ConfigError, match=r"names \.\./x, outside of it"):
+    with pytest.raises(ConfigError, match=r"/\.\./x leads out of"):
         _fetched(storage.url, [StoredFile("../x", 1, ["0"], BLOCK)]).__enter__()
+
+
+@pytest.mark.parametrize("end", ["", ".part"])
+def test_a_link_of_another_user_of_the_cache_is_not_written_through(
+    storage, tmp_path: Path, end: str
+) -> None:
+    files = _write(storage.url, {"x.bin": 3 * BLOCK})
+    (tmp_path / "own").write_bytes(b"own")
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / f"x.bin{end}").symlink_to(tmp_path / "own")
+    with pytest.raises(ConfigError, match="leads out of"):
+        Fetch(ObjectFolder(storage.url), tmp_path / "copy", files)
+    assert (tmp_path / "own").read_bytes() == b"own"
+
+
+def test_a_server_that_sends_more_than_was_asked_for_writes_no_more(storage, tmp_path) -> None:
+    files = _write(storage.url, {"x.bin": 3 * BLOCK})
+    right = _content(storage.url + "x.bin", 3 * BLOCK)
+
+    def lengthen(answer: Answer) -> None:
+        answer.body += bytes(10 * BLOCK)
+        answer.headers["content-length"] = str(len(answer.body))
+
+    storage.proxy.faults = [Fault(lengthen, r".*/x\.bin", "GET")]
+    fetch = Fetch(ObjectFolder(storage.url), tmp_path, files)
+    fetch.reserve()
+    with contextlib.suppress(ObjectStorageError):
+        fetch.run(lambda nbytes: None)
+        assert (tmp_path / "x.bin").read_bytes() == right
+    assert max(path.stat().st_size for path in tmp_path.glob("x.bin*")) == 3 * BLOCK
 
 
 _SCRIPT = """

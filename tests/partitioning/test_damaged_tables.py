@@ -1,0 +1,83 @@
+"""Tables and descriptions of others that are damaged, or were made to do harm."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gigl_loader import EdgeTable, NodeTable, partition_tables
+from gigl_loader.commands.partition import read_yaml
+from gigl_loader.errors import ConfigError
+
+_ROWS = 1000
+
+
+def _write(folder: Path) -> None:
+    ends = np.random.default_rng(0).integers(_ROWS, size=(2, 3 * _ROWS))
+    ids = pa.table({"id": np.random.default_rng(1).permutation(_ROWS)})
+    pq.write_table(ids, folder / "nodes.parquet", compression="snappy")
+    pairs = pa.table({"src": ends[0], "dst": ends[1]})
+    pq.write_table(pairs, folder / "edges.parquet", compression="snappy")
+
+
+def _partition(folder: Path, features: str | None = None) -> None:
+    nodes = NodeTable(str(folder / "nodes.parquet"), id="id", features=features)
+    edges = EdgeTable(str(folder / "edges.parquet"), src="src", dst="dst")
+    how = {"progress": False}
+    partition_tables({"a": nodes}, {("a", "to", "a"): edges}, 1, folder / "parts", **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["nodes.parquet", "edges.parquet"])
+def test_pages_that_cannot_be_read_name_the_table(tmp_path: Path, name: str) -> None:
+    _write(tmp_path)
+    _partition(tmp_path)
+    content = bytearray((tmp_path / name).read_bytes())
+    content[40:600] = b"\xff" * 560
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"{name}.* is damaged|a table, which may be damaged"):
+        partition_tables(
+            {"a": NodeTable(str(tmp_path / "nodes.parquet"), id="id")},
+            {("a", "to", "a"): EdgeTable(str(tmp_path / "edges.parquet"), src="src", dst="dst")},
+            1,
+            tmp_path / "others",
+            progress=False,
+        )
+
+
+@pytest.mark.parametrize("shape", ["(" * 5000, "(-1000, 3)", "(1000, 1000000000000)"])
+def test_features_whose_head_is_no_shape_are_refused(tmp_path: Path, shape: str) -> None:
+    _write(tmp_path)
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    start = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head
+    (tmp_path / "x.npy").write_bytes(start + bytes(12_000))
+    with pytest.raises(ConfigError, match=r"x\.npy"):
+        _partition(tmp_path, str(tmp_path / "x.npy"))
+
+
+_LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "nodes: " + "9" * 100_000,
+        f"{_LAUGHS}nodes: *i\nedges: *i\n",
+        "nodes: !!python/object/apply:pathlib.Path.touch ['touched']\n",
+    ],
+    ids=["deep", "number", "laughs", "tag"],
+)
+def test_a_description_that_does_harm_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tables.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"tables\.yaml"):
+        read_yaml(tmp_path / "tables.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["tables.yaml"]
