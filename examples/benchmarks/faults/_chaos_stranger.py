@@ -98,7 +98,7 @@ class Stranger:
             caller.ask("publish", value, Nothing).wait(_LIMIT_S)
 
     def requests(self) -> None:
-        """Too many ports, producers of others, edges of one node again and again, no batch size."""
+        """Too many ports, producers of others, seeds that are no nodes."""
         with self._let_in(self._member()) as connection:
             with _ends_by(ConfigError):
                 connection.call("get_free_ports", num_ports=65_536).result(_LIMIT_S)
