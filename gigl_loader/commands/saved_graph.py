@@ -13,7 +13,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 
 from gigl_loader.errors import ConfigError, first_line
 from gigl_loader.partitioning.partition_graph import partition_graph
-from gigl_loader.runtime.torch_files import load_torch_file
+from gigl_loader.runtime.files_of_others import load_torch_file
 
 # PyG allows its own classes from 2.6 on, and later versions more of them.
 _ALLOWED = [

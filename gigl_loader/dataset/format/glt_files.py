@@ -60,10 +60,9 @@ from gigl_loader.dataset.schema import (
     expanded_end,
 )
 from gigl_loader.errors import ConfigError
+from gigl_loader.runtime.files_of_others import inside, load_torch_file
 from gigl_loader.runtime.memory.tensors import empty_shared
-from gigl_loader.runtime.paths import inside
 from gigl_loader.runtime.progress import note
-from gigl_loader.runtime.torch_files import load_torch_file
 
 EXTRAS_DIR = "gigl_loader"
 _UNCHECKED_VERSION = 1

@@ -40,8 +40,8 @@ from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, check_file_n
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.decoding import analysed
 from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of
+from gigl_loader.runtime.files_of_others import inside
 from gigl_loader.runtime.memory.segments import Array, nbytes_of, storage_dtype
-from gigl_loader.runtime.paths import inside
 
 ROOT_FILE = "gigl_loader.json"
 """The manifest of a directory, in both formats."""

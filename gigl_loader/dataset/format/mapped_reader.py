@@ -48,6 +48,7 @@ from gigl_loader.dataset.schema import (
     row_type,
 )
 from gigl_loader.errors import ConfigError, GiglLoaderError, WrongTypeError
+from gigl_loader.runtime.files_of_others import inside
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.memory.tensors import (
     as_array,
@@ -57,7 +58,6 @@ from gigl_loader.runtime.memory.tensors import (
     share_tensor,
 )
 from gigl_loader.runtime.object_storage.folder_cache import distrust, hold, is_of_a_cache
-from gigl_loader.runtime.paths import inside
 from gigl_loader.runtime.progress import note
 from gigl_loader.runtime.system import meminfo
 from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it

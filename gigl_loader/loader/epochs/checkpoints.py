@@ -19,9 +19,9 @@ import torch
 from gigl_loader.errors import ConfigError, ResourceError, explained_limits, first_line
 from gigl_loader.loader.epochs.checkpoint_values import check_values
 from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of_file
+from gigl_loader.runtime.files_of_others import load_torch_file
 from gigl_loader.runtime.object_storage.folder_cache import Cache
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, checked_url, is_url
-from gigl_loader.runtime.torch_files import load_torch_file
 
 
 def save_checkpoint(state: Mapping[str, object], where: str | os.PathLike[str]) -> None:

@@ -22,9 +22,8 @@ from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.other_libraries.dgl_files import read_graph, read_tensors
 from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable
+from gigl_loader.runtime.files_of_others import inside, load_torch_file
 from gigl_loader.runtime.memory.segments import Array
-from gigl_loader.runtime.paths import inside
-from gigl_loader.runtime.torch_files import load_torch_file
 
 _log = logging.getLogger(__name__)
 _ID, _PARTITION, _SPLIT, _SRC, _DST = (" id", " partition", " split", " src", " dst")

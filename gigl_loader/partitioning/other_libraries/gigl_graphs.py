@@ -25,9 +25,9 @@ from gigl_loader.partitioning.other_libraries.foreign_graphs import (
 )
 from gigl_loader.partitioning.other_libraries.tfrecords import read_examples
 from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable
+from gigl_loader.runtime.files_of_others import inside
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.object_storage.file_systems import file_system_of
-from gigl_loader.runtime.paths import inside
 
 _log = logging.getLogger(__name__)
 _EXACT = 2**24

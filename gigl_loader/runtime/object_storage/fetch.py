@@ -18,8 +18,8 @@ from pathlib import Path
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.digests import digest_of
+from gigl_loader.runtime.files_of_others import inside
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
-from gigl_loader.runtime.paths import inside
 
 PARALLEL_RANGES = 16
 """Requests at a time. One gives 50 to 90 MB/s from S3, so that these fill a link of 10 Gbit/s."""

@@ -1,9 +1,11 @@
-"""Files of ``torch.save`` that others wrote."""
+"""Files of others: where they are, and those of ``torch.save``."""
 
 import os
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from gigl_loader.errors import ConfigError
 
 
 def load_torch_file(file: Path | BinaryIO, map_location: Any = None, *, mmap: bool = False) -> Any:
@@ -24,3 +26,18 @@ def load_torch_file(file: Path | BinaryIO, map_location: Any = None, *, mmap: bo
     if not isinstance(file, Path):
         file.seek(0)
     return torch.load(file, map_location, weights_only=True, mmap=mmap or None)
+
+
+def inside(folder: Path, name: str | Path) -> Path:
+    """Return the path of a file below ``folder``, which may be a link itself.
+
+    Raises:
+        ConfigError: The name, or a link below ``folder``, leads to another folder.
+    """
+    path = folder / name
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise ConfigError(
+            f"{path} leads out of {folder}, from which alone files are read: remove it, or put a "
+            "copy of the file in its place"
+        )
+    return path
