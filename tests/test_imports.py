@@ -115,10 +115,10 @@ FACES = {
         "placement": "Placement",
         "schema": "COMMUNITY DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE "
         "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath NEGATIVE NEIGHBOR_TIME NodeType "
-        "POSITIVE PPR SPLITS Split check_file_names check_type_names"
-        " edge_type_str glt_edge_type is_in_batches "
-        "is_label_edge_type label_to_message_passing message_passing_to_negative_label "
-        "message_passing_to_positive_label plain_edge_type reverse_edge_type row_type",
+        "POSITIVE PPR SPLITS Split check_file_names check_type_names edge_type_str glt_edge_type "
+        "is_in_batches is_label_edge_type label_to_message_passing "
+        "message_passing_to_negative_label message_passing_to_positive_label plain_edge_type "
+        "reverse_edge_type row_type",
     },
     "partitioning": {
         # for commands
@@ -242,8 +242,12 @@ FACES = {
         "deployment.process_role": "open_loaders",
         "options.glt_config": "NumNeighbors",
     },
-    "inference": {},
-    "commands": {"cli": "main", "diagnose": "main"},
+    "inference": {
+    },
+    "commands": {
+        "cli": "main",
+        "diagnose": "main",
+    },
 }
 """What other folders may import of a folder, by module. A new name there is a decision: the face
 grows. Of `dataset`, `batch` and `sampler` it is not a dozen names: they are parts that several

@@ -307,7 +307,10 @@ def _split(dataset: DistDataset, splitter: Any, parts: Iterator[DistDataset]) ->
     is_typed = isinstance(dataset.node_ids, Mapping)
     by_type = found if isinstance(found, Mapping) else {DEFAULT_HOMOGENEOUS_NODE_TYPE: found}
     for number, split in enumerate(_SPLITS):
-        ids = {str(name): torch.as_tensor(split_ids[number]) for name, split_ids in by_type.items()}
+        ids = {
+            str(name): torch.as_tensor(split_ids[number], device="cpu")
+            for name, split_ids in by_type.items()
+        }
         value = ids if is_typed else next(iter(ids.values()))
         setattr(dataset, f"{split}_idx", value)
 

@@ -4,18 +4,11 @@ Face: `options`, `plan`, `kinds`, `bounds`, the samplers; parts of `rows`, `row_
 Must not know: processes, sockets, epochs, who owns rows.
 """
 
-import importlib
 import os
-from typing import Any
 
-# The answers to GiGL's names of `gigl.distributed.sampler`
+from gigl_loader.runtime.lazy_names import lazy_names
+
+# The answers to GiGL's names of `gigl.distributed.sampler`; those that exist are in the stub.
 __path__ += [os.path.join(os.path.dirname(os.path.dirname(__file__)), "compat", "answers")]
 
-
-_OF_GIGL = "ABLPNodeSamplerInput", "POSITIVE_LABEL_METADATA_KEY", "NEGATIVE_LABEL_METADATA_KEY"
-
-
-def __getattr__(name: str) -> Any:
-    if name in _OF_GIGL:  # names of that module that exist here
-        return getattr(importlib.import_module("gigl_loader.sampler.labeled_anchors"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy_names(__name__, advice="gigl_loader.compat.advice")

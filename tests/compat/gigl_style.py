@@ -253,7 +253,9 @@ class DistABLPLoader(DistNeighborLoader):
             node=seeds,
             input_type=node_type,
             positive_label_by_edge_types={positive: positives},
-            negative_label_by_edge_types={} if negatives is None else {negative: negatives},
+            negative_label_by_edge_types=(
+                {} if negatives is None or negative is None else {negative: negatives}
+            ),
         )
 
     def _finish(self, data: Any, metadata: dict[str, Tensor]) -> Any:

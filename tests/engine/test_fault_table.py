@@ -199,6 +199,20 @@ ERRORS = {
     "the disk is full in `partition_tables`": [
         "partitioning/test_run.py::test_a_full_disk_is_told_and_the_run_goes_on_with_space"
     ],
+    "a batch draws more than `channel_size` could hold": [
+        "loader/test_unbounded_batches.py",
+        "graph_store/test_admitted.py::test_a_batch_that_no_channel_could_hold_is_refused_by_a_server",
+    ],
+    "a directory of partitions leads out of itself, or its files of edges do not fit each other": [
+        "dataset/format/test_outside.py",
+        "dataset/format/test_edge_files.py",
+    ],
+    "a file of `torch.save` is compressed": [
+        "runtime/test_files_of_others.py::test_a_compressed_file_is_refused"
+    ],
+    "a page of a Parquet file is damaged": [
+        "partitioning/test_damaged_tables.py::test_pages_that_cannot_be_read_name_the_table"
+    ],
     "bad input": ["loader/test_bad_input.py"],
     "a loader is dropped without `shutdown()`": [
         "loader/test_neighbor.py::test_a_loader_that_is_dropped_says_so_and_ends_its_workers"
@@ -252,6 +266,25 @@ STORE = {
     ],
     "the storage master's name means loopback on its machine": [
         "graph_store/test_server.py::test_a_master_whose_name_means_loopback_is_refused"
+    ],
+    "a process joins a job that runs and is not its own": [
+        "graph_store/test_admitted.py::test_a_stranger_adds_no_batch_to_a_job",
+        "graph_store/test_admitted.py::test_every_server_knows_who_is_of_a_job",
+    ],
+    "a number of a job, or a count of jobs, is beyond bounds": [
+        "graph_store/test_admitted.py::test_a_count_that_cannot_be_is_refused_by_name"
+    ],
+    "a process that is no storage server publishes at a rendezvous, or a server more than 1 GiB": [
+        "graph_store/test_admitted.py::test_values_at_a_rendezvous_are_of_storage_servers_alone"
+    ],
+    "more than 64 free ports are asked for in one request": [
+        "graph_store/test_service.py::test_ports_beyond_the_limit_are_refused_before_one_is_opened"
+    ],
+    "an answer that cannot be divided takes a quarter of the server's free memory": [
+        "graph_store/test_partition_answers.py::test_answers_that_no_client_can_divide_are_bounded_by_the_memory"
+    ],
+    "seeds, options or workers that no loader sends": [
+        "graph_store/test_admitted.py::test_a_server_checks_what_a_loader_checks"
     ],
     "a sampler that servers may not import": [
         "graph_store/test_security.py::test_a_server_imports_what_it_has_leave_for"

@@ -93,9 +93,15 @@ def test_all_servers_together_have_each_node_once(partitions: int, more: int, ra
 
 
 def test_edge_books_of_one_partition(typed: PartitionAnswers) -> None:
-    """There is nothing to look up, on a heterogeneous graph too."""
-    for edge_type in TYPED.edges:
-        assert typed.get_edge_partition_book(edge_type) is None
+    """There is nothing to look up but the owners of features, on a heterogeneous graph too."""
+    for edge_type, edges in TYPED.edges.items():
+        book: Any = typed.get_edge_partition_book(edge_type)
+        assert book[torch.arange(len(edges))].unique().tolist() == [0]
+    without = TYPED.to_pyg()
+    for store in without.edge_stores:
+        del store.edge_attr
+    bare = PartitionAnswers(DistDataset.from_pyg(without), 0, 1)
+    assert not any(map(bare.get_edge_partition_book, TYPED.edges))
     for wrong in (None, ("user", "sells", "item")):
         with pytest.raises(ConfigError, match="edge_type must be one of"):
             typed.get_edge_partition_book(wrong)

@@ -325,6 +325,8 @@ class LoaderOptions:
         if isinstance(self.sampler_options, PPRSamplerOptions):
             self._check_ppr(self.sampler_options, schema)
         chosen = chosen_sampler(self.sampler_options, default, input_type)
+        if chosen is self.sampler_options:
+            return self
         return dataclasses.replace(self, sampler_options=chosen)
 
     def _check_ppr(self, options: PPRSamplerOptions, schema: DatasetSchema) -> None:
