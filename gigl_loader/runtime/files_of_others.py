@@ -31,10 +31,14 @@ def load_torch_file(file: Path | BinaryIO, map_location: Any = None, *, mmap: bo
 def inside(folder: Path, name: str | Path) -> Path:
     """Return the path of a file below ``folder``, which may be a link itself.
 
+    Args:
+        folder: The folder.
+        name: The file's name there; or its path, which begins with ``folder``.
+
     Raises:
         ConfigError: The name, or a link below ``folder``, leads to another folder.
     """
-    path = folder / name
+    path = name if isinstance(name, Path) else folder / name
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise ConfigError(
             f"{path} leads out of {folder}, from which alone files are read: remove it, or put a "

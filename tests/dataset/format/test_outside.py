@@ -60,6 +60,16 @@ def test_a_link_in_a_directory_of_glt_is_refused(tmp_path: Path, name: str) -> N
         DistDataset.load(root, 0)
 
 
+@pytest.mark.parametrize("kind", ["glt", "mapped"])
+def test_a_relative_path_is_read_from_where_one_is(
+    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(RING, tmp_path / "graph", format=kind)
+    monkeypatch.chdir(tmp_path)
+    dataset = DistDataset.load("graph", 0)
+    assert dataset.num_nodes == DistDataset.load(tmp_path / "graph", 0).num_nodes
+
+
 def test_links_to_directories_and_within_them_are_followed(tmp_path: Path) -> None:
     root = write(RING, tmp_path / "graph")
     _moved_out(root / "part0", tmp_path / "other_disk")
