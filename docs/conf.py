@@ -75,6 +75,7 @@ nitpick_ignore_regex = [
     ("py:class", "NodeType|EdgeType|FilePath"),
     # standard interfaces that the inventory has under another name
     ("py:class", r"collections\.abc\.Hashable"),
+    ("py:class", r"dataclasses\.InitVar"),
     # type variables
     ("py:.*", r"gigl_loader\..*\.[A-Z]"),
     # Arguments and values of methods that loaders and servers call, not users: they are explained
@@ -82,7 +83,7 @@ nitpick_ignore_regex = [
     (
         "py:class",
         r"gigl_loader\..*\.(ArrowBatches|Attempt|CacheOptions|Cluster|SourceOptions|EpochRequest|"
-        r"FetchRequest|FixedOptions|HeldPart|HeldSeeds|JobTurns|MessageMemory|Padding|PartitionAnswers|DatasetProperties|PartitionView|"
+        r"FetchRequest|FixedOptions|HeldPart|HeldSeeds|JobTurns|LoaderInSteps|MessageMemory|Padding|PartitionAnswers|DatasetProperties|PartitionView|SamplesForLoader|"
         r"Placement|ProducerRequest|RangeBook|Received|RemoteSamplerInput|Rendezvous|Security|"
         r"StorageService|StoreLookup|TorchBackend)",
     ),

@@ -401,7 +401,7 @@ class DistServer(PartitionSignatures):
     @served
     @abstractmethod
     def get_free_ports(self, num_ports: int) -> list[int]:
-        """Return ports that are free on this server at this moment, at most `MOST_PORTS`.
+        """Return ports that are free on this server at this moment, at most 64.
 
         Raises:
             ConfigError: More are asked for: each is a descriptor of the server meanwhile.
