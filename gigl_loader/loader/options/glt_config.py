@@ -186,7 +186,7 @@ def create_mp_producer(
 
     Args:
         dataset: The dataset.
-        sampler_input: Seeds; an ``ABLPNodeSamplerInput`` of `gigl_loader.sampler`: anchors, whose labels are sampled, too.
+        sampler_input: Seeds; an ``ABLPNodeSamplerInput``: anchors, whose labels are sampled, too.
         sampling_config: From `create_sampling_config`.
         worker_options: From `create_colocated_worker_options`.
         sampler_options: The sampler of the workers.
