@@ -67,9 +67,10 @@ class DistLinkNeighborLoader(LoaderInSteps):
         num_neighbors: As in `DistNeighborLoader`.
         edge_label_index: ``[2, num_edges]`` int64, sources and destinations by global id; on a
             heterogeneous graph ``(edge_type, index)``; None in place of the index: all edges of
-            this partition (colocated only). Colocated, it is split over the processes of a machine
-            that were given the same; with a graph store it is this process's own, cut over the
-            servers, or given by server, ``{server_rank: index}``.
+            this partition (colocated only). With an index, the graph need not have edges of that
+            type. Colocated, it is split over the processes of a machine that were given the same;
+            with a graph store it is this process's own, cut over the servers, or given by server,
+            ``{server_rank: index}``.
         edge_label (Tensor | Mapping[int, Tensor] | None): ``[num_edges, ...]``, labels of the seed
             edges. With binary negatives, labels that begin at 0 are made to begin at 1, as PyG
             does.
@@ -266,16 +267,17 @@ class DistLinkNeighborLoader(LoaderInSteps):
         def local(edges_given: Any, data: DistDataset) -> tuple[NodeSamplerInput, SamplerKind]:
             edges = edges_of_this_machine(data, edges_given, edge_label)
             seeds = shifted([edges], self._negatives)[0].sampler_input()
-            sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
+            is_new = edges.edge_type not in data.view().adjacency
+            sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict, is_new=is_new)
             return add_times(seeds, edge_label_time, TIMES), sampler
 
         def store(edges_given: Any, dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
-            num_nodes = dataset.fetch_num_nodes()
+            num_nodes, schema = dataset.fetch_num_nodes(), dataset.fetch_schema()
             servers = range(dataset.cluster_info.num_storage_nodes)
-            by_server = edges_by_server(
-                edges_given, edge_label, dataset.fetch_schema(), num_nodes, servers
-            )
-            sampler = self._sampler(by_server[0].edge_type, num_nodes, strict)
+            by_server = edges_by_server(edges_given, edge_label, schema, num_nodes, servers)
+            edge_type = by_server[0].edge_type
+            is_new = schema.edge_types is not None and edge_type not in schema.edge_types
+            sampler = self._sampler(edge_type, num_nodes, strict, is_new=is_new)
             inputs = [edges.sampler_input() for edges in shifted(by_server, self._negatives)]
             times = times_by_server(inputs, edge_label_time)
             return add_times_by_server(inputs, times, TIMES), sampler
@@ -283,9 +285,9 @@ class DistLinkNeighborLoader(LoaderInSteps):
         start_loader(self, dataset, options, edge_label_index, local=local, store=store)
 
     def _sampler(
-        self, edge_type: EdgeType, num_nodes: Mapping[NodeType, int], strict: bool
+        self, edge_type: EdgeType, num_nodes: Mapping[NodeType, int], strict: bool, *, is_new: bool
     ) -> SamplerKind:
-        """Return the sampler of the workers."""
+        """Return the sampler of the workers; ``is_new``: the graph has no edges of the type."""
         self._seed_edge_type, negatives = edge_type, self._negatives
         # Plain values, as they are sent to workers, which run without torch and PyG.
         keywords: dict[str, Any] = {"edge_type": edge_type}
@@ -294,6 +296,11 @@ class DistLinkNeighborLoader(LoaderInSteps):
             keywords |= {"strict": strict, **weights_of(negatives, edge_type, num_nodes)}
         elif strict:
             raise ConfigError("strict=True is about negatives: give neg_sampling as well")
+        if strict and is_new:
+            raise ConfigError(
+                f"strict=True asks the graph for its edges of type {edge_type}, and it has none: "
+                "use strict=False, or put the known links into the graph"
+            )
         return EDGE_KIND.with_keywords(keywords)
 
     def _own_attributes(self) -> tuple[str, ...]:

@@ -54,11 +54,17 @@ class AnswersOthers:
 
     @property
     def sampler(self) -> Any:
-        """Raise: a loader has no torch sampler, which accelerate's ``skip_first_batches`` wants."""
+        """Raise: a loader has no torch sampler, which accelerate's ``skip_first_batches`` wants.
+
+        It would build torch's `DataLoader` of the seeds, which takes each batch out of turn: with
+        other draws than the epoch's, and no worker ahead.
+        """
         raise NotTorchsError(
-            f"a {type(self).__name__} has no torch sampler: it numbers its batches itself. To "
-            "continue within an epoch, as skip_first_batches does, keep loader.state_dict() and "
-            "give it to load_state_dict(); ranks share seeds by shard="
+            f"a {type(self).__name__} has no torch sampler: it numbers its batches itself, and "
+            "torch's DataLoader would get other draws. To continue within an epoch, as "
+            "skip_first_batches(loader, n) does, keep loader.state_dict() and give it to "
+            'load_state_dict(); or give it {**loader.state_dict(), "yielded": n}, which skips n '
+            "batches; ranks share seeds by shard="
         )
 
     batch_sampler = sampler

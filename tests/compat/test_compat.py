@@ -220,6 +220,32 @@ def test_what_is_installed_of_the_other_package_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.multiprocess
+def test_both_are_imported_side_by_side(tmp_path: Path) -> None:
+    """Without `install`, whichever comes first."""
+    theirs = _write(
+        tmp_path,
+        {
+            "gigl/__init__.py": "",
+            "gigl/distributed/__init__.py": "class DistNeighborLoader: pass",
+            "gigl/types/__init__.py": "",
+            "gigl/types/graph.py": "FeatureInfo = 'theirs'",
+        },
+    )
+    ours = (
+        "import gigl_loader, gigl_loader.graph_store, gigl_loader.types.graph\n"
+        "assert not {'gigl', 'gigl.distributed', 'gigl.types'} & {*sys.modules} - before\n"
+    )
+    both = "import gigl.distributed\nfrom gigl.types.graph import FeatureInfo\n"
+    check = (
+        "assert FeatureInfo == 'theirs' and gigl_loader.FeatureInfo != 'theirs'\n"
+        "assert gigl.distributed.DistNeighborLoader.__module__ == 'gigl.distributed'\n"
+        "assert gigl_loader.DistNeighborLoader.__module__.startswith('gigl_loader')\n"
+    )
+    for script in (f"before = set()\n{ours}{both}", f"{both}before = {{*sys.modules}}\n{ours}"):
+        _run(f"import sys\n{script}{check}", theirs)
+
+
+@pytest.mark.multiprocess
 def test_a_package_that_is_imported_already_is_not_replaced(tmp_path: Path) -> None:
     theirs = _write(tmp_path, {"mine/__init__.py": "", "mine/distributed.py": "VALUE = 1"})
     _run(

@@ -64,7 +64,10 @@ def test_the_comparison_names_commits_and_dates(page: str) -> None:
         assert re.search(rf"`{commit}` \({DATED}\)", text), commit
 
 
-@pytest.mark.parametrize("page", ["guide/migrating.md", "guide/from_glt.md", "guide/from_gigl.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["guide/migrating.md", "guide/from_glt.md", "guide/from_gigl.md", "guide/beside_gigl.md"],
+)
 def test_a_guide_of_another_library_says_which_code_was_read(page: str) -> None:
     assert re.search(rf"[0-9a-f]{{7,8}}`? \({DATED}\)|read on {DATED}", _text(DOCS / page))
 
@@ -82,7 +85,9 @@ def test_a_figure_that_no_gpu_has_run_says_so(figure: str) -> None:
     assert found
 
 
-@pytest.mark.parametrize("name", ["logging", "cores", "stability", "changing_graphs"])
+@pytest.mark.parametrize(
+    "name", ["logging", "cores", "stability", "changing_graphs", "beside_gigl"]
+)
 def test_a_page_is_in_the_index(name: str) -> None:
     assert f"\nguide/{name}\n" in (DOCS / "index.md").read_text()
     assert (DOCS / "guide" / f"{name}.md").read_text().startswith("# ")

@@ -38,6 +38,7 @@ PAGES = (
     "docs/guide/migrating.md",
     "docs/guide/from_glt.md",
     "docs/guide/from_gigl.md",
+    "docs/guide/beside_gigl.md",
     "docs/guide/ppr.md",
     "docs/guide/feature_store.md",
 )

@@ -30,6 +30,7 @@ OF_OTHERS = (
     "migrating",
     "from_glt",
     "from_gigl",
+    "beside_gigl",
 )  # its `py` blocks are the scripts of other libraries, before the move
 USAGE = """
 import torch

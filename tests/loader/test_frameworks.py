@@ -9,7 +9,7 @@ from torch_geometric.loader import ZipLoader
 from torch_geometric.nn import GraphSAGE
 
 from gigl_loader import DistDataset, DistNeighborLoader, UsageError, full_graph_inference
-from gigl_loader.testing import TinyGraph
+from gigl_loader.testing import TinyGraph, check_same_batches
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -99,7 +99,7 @@ def test_what_is_written_for_pygs_and_torchs_loaders() -> None:
         (pair, *others) = ZipLoader([loader, loader], batch_size=16)
         assert len(others) == 2
         assert [one.batch.tolist() for one in pair] == [list(range(16))] * 2
-        with pytest.raises(UsageError, match=r"no torch sampler: .*load_state_dict\(\)"):
+        with pytest.raises(UsageError, match=r"no torch sampler: .*other draws.*\"yielded\": n"):
             skip_first_batches(loader, 2)
         assert not hasattr(loader, "sampler")
         for workers in (0, 1):
@@ -109,6 +109,17 @@ def test_what_is_written_for_pygs_and_torchs_loaders() -> None:
             next(iter(DataLoader(_Wrapped(loader), batch_size=None, num_workers=1)))
         assert "shut down" not in str(caught.value)
         assert len(list(loader)) == len(loader), "it is still good here"
+
+
+def test_the_first_batches_of_an_epoch_are_skipped_by_its_state() -> None:
+    """What accelerate's ``skip_first_batches`` means, with the bits of the whole epoch."""
+    with _loader() as loader:
+        _, whole = list(loader), list(loader)
+        loader.set_epoch(1)
+        loader.load_state_dict({**loader.state_dict(), "yielded": 2})
+        assert len(whole) == 5
+        check_same_batches(whole[2:], list(loader))
+        assert len(list(loader)) == 5, "the next epoch is whole"
 
 
 def test_layers_over_all_nodes_are_computed_without_a_loader() -> None:

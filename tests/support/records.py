@@ -56,18 +56,23 @@ def floats(*values: float, packed: bool = True) -> bytes:
     return sized(2, sized(1, b"".join(raw)) if packed else b"".join(b"\x0d" + r for r in raw))
 
 
+def texts(*values: bytes) -> bytes:
+    """Return the content of a value with texts."""
+    return sized(1, b"".join(sized(1, value) for value in values))
+
+
 def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows: an int, a float or a list of floats by the name of its feature."""
+    """Write rows: an int, bytes, a float or a list of floats by the name of its feature."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = b""
     for row in rows:
-        lists = {
-            name: ints(value) if isinstance(value, int) else floats(*_listed(value))
-            for name, value in row.items()
-        }
-        content += record(example(**lists))
+        content += record(example(**{name: _encoded(value) for name, value in row.items()}))
     path.write_bytes(content)
 
 
-def _listed(value: Any) -> list[float]:
-    return value if isinstance(value, list) else [value]
+def _encoded(value: Any) -> bytes:
+    if isinstance(value, int):
+        return ints(value)
+    if isinstance(value, bytes):
+        return texts(value)
+    return floats(*(value if isinstance(value, list) else [value]))

@@ -1,6 +1,6 @@
 """The seed edges of `DistLinkNeighborLoader`, checked and split into a sampler's input."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,8 @@ class SeedEdges:
 def edges_of_this_machine(data: DistDataset, given: Any, label: Any) -> SeedEdges:
     """Return the seed edges of all processes of this machine; None: all edges of the partition."""
     given, label = unpacked(given, label)
-    edge_type, index = edge_type_of(given, data.schema)
+    num_nodes = data.view().num_nodes
+    edge_type, index = edge_type_of(given, data.schema, num_nodes)
     if isinstance(index, Mapping):
         raise ConfigError(
             "edge_label_index is by server, as for a graph store, but the dataset is local: pass a "
@@ -66,7 +67,7 @@ def edges_of_this_machine(data: DistDataset, given: Any, label: Any) -> SeedEdge
         )
     if index is None:
         index = all_edges(data, edge_type)
-    return read_edges(edge_type, index, label, data.view().num_nodes)
+    return read_edges(edge_type, index, label, num_nodes)
 
 
 def edges_by_server(
@@ -74,7 +75,7 @@ def edges_by_server(
 ) -> list[SeedEdges]:
     """Return the seed edges of each storage server, empty ones included."""
     given, label = unpacked(given, label)
-    edge_type, index = edge_type_of(given, schema)
+    edge_type, index = edge_type_of(given, schema, num_nodes)
     if index is None:
         raise ConfigError(
             "with a graph store, edge_label_index must be given: a [2, num_edges] tensor, "
@@ -117,8 +118,16 @@ def unpacked(given: Any, label: Any) -> tuple[Any, Any]:
     return (index if edge_type is None else (edge_type, index)), label
 
 
-def edge_type_of(edges: Any, schema: DatasetSchema) -> tuple[EdgeType, Any]:
+def edge_type_of(
+    edges: Any, schema: DatasetSchema, node_types: Iterable[NodeType] = ()
+) -> tuple[EdgeType, Any]:
     """Return (edge type, seed edges without it) of ``edge_label_index``.
+
+    Args:
+        edges: What the user gave.
+        schema: Of the graph.
+        node_types: Types of nodes, between which edges of a type that the graph lacks may be given:
+            they are predicted, and not walked.
 
     Raises:
         ConfigError: The type is missing, unknown, or a label edge type.
@@ -127,9 +136,9 @@ def edge_type_of(edges: Any, schema: DatasetSchema) -> tuple[EdgeType, Any]:
     # Label edges alone do not make a graph heterogeneous: batches of it are `Data`.
     plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
     if _is_edge_type(edges):
-        edge_type, edges = _in_full(edges, known), None
+        named, index = edges, None
     elif isinstance(edges, tuple) and len(edges) == 2 and _is_edge_type(edges[0]):
-        edge_type, edges = _in_full(edges[0], known), edges[1]
+        named, index = edges
     elif plain:
         return DEFAULT_HOMOGENEOUS_EDGE_TYPE, edges
     else:
@@ -137,11 +146,14 @@ def edge_type_of(edges: Any, schema: DatasetSchema) -> tuple[EdgeType, Any]:
             "the graph is heterogeneous: pass edge_label_index=(edge_type, index), with one of "
             f"{known}"
         )
-    if tuple(edge_type) not in (known or [DEFAULT_HOMOGENEOUS_EDGE_TYPE]):
-        raise ConfigError(f"edge_label_index names edge type {edge_type}, the graph has {known}")
     # A plain tuple, whatever the user's class: it becomes part of keys, and is sent to workers.
-    src, relation, dst = edge_type
-    return (src, relation, dst), edges
+    src, relation, dst = _in_full(named, known)
+    edge_type = (src, relation, dst)
+    may_be_new = len(named) == 3 and index is not None and not plain
+    is_predicted = may_be_new and not is_label_edge_type(edge_type) and {src, dst} <= {*node_types}
+    if not is_predicted and edge_type not in (known or [DEFAULT_HOMOGENEOUS_EDGE_TYPE]):
+        raise ConfigError(f"edge_label_index names edge type {edge_type}, the graph has {known}")
+    return edge_type, index
 
 
 def _is_edge_type(value: Any) -> bool:

@@ -190,6 +190,7 @@ class _RecordTable:
                 ", ".join(sorted(left_out)),
             )
         self._width = output.get("featureDim") if self._features else None
+        self._quantised = _Quantised.of(output) if features else None
         self.features = "features" if self._features else None
         self.label = "label" if self._labels else None
         self.files: list[str] = []
@@ -205,10 +206,14 @@ class _RecordTable:
 
     def _convert(self, files: Any, name: str, path: Path) -> None:
         """Write the rows of a file, if there are any."""
-        columns = list(dict.fromkeys([*self._ids.values(), *self._features, *self._labels]))
+        columns, optional = [*self._ids.values(), *self._features, *self._labels], []
+        packed = [self._quantised.key] if self._quantised else []
+        if self._quantised:
+            optional = [key for key in self._features if key not in self._ids.values()]
         draft, writer = draft_of(path), None
         with files.open(name, "rb") as file:
-            for values in read_examples(file, name, columns):
+            columns = list(dict.fromkeys([*columns, *packed]))
+            for values in read_examples(file, name, columns, packed, optional):
                 rows = arrow_table(self._rows(values, name))
                 writer = writer or pq.ParquetWriter(draft, rows.schema)
                 writer.write_table(rows)
@@ -226,9 +231,12 @@ class _RecordTable:
             ascend = ids[0] > self._last_id and bool((np.diff(ids) > 0).all())
             self._last_id = int(ids[-1]) if ascend else None
         if self._features:
-            rows["features"] = np.concatenate(
-                [_as_float(values[key], key, name) for key in self._features], axis=1
-            )
+            if self._quantised:
+                rows["features"] = self._quantised.rows(values, self._features, name)
+            else:
+                rows["features"] = np.concatenate(
+                    [_as_float(values[key], key, name) for key in self._features], axis=1
+                )
             if self._width not in (None, rows["features"].shape[1]):
                 raise ConfigError(
                     f"{name} has {rows['features'].shape[1]} features, {self._where} says "
@@ -238,6 +246,115 @@ class _RecordTable:
             labels = np.concatenate([values[key] for key in self._labels], axis=1)
             rows["label"] = labels[:, 0] if labels.shape[1] == 1 else labels
         return rows
+
+
+class _Quantised:
+    """Features whose codes lie packed in bytes, the first code in the highest bits.
+
+    Args:
+        message: ``quantizedFeatureMetadata``.
+
+    Source:
+        GiGL at fee4ba50, ``gigl/common/utils/feature_quantization/torch_ops.py``.
+    """
+
+    def __init__(self, message: Message) -> None:
+        self.key = message.text("packedFeatureKey")
+        self._columns = message.get("quantizedFeatureIndices") or []
+        """Of the features, in the order of their codes."""
+        if not _are_columns(self._columns):
+            raise ConfigError(
+                f"{message.where}: quantizedFeatureIndices must name columns, each once, got "
+                f"{self._columns!r}"
+            )
+        given = [name for name in ("singleBitState", "multiBitState") if name in message]
+        if len(given) != 1:
+            raise ConfigError(f"{message.where} must have a singleBitState or a multiBitState")
+        state = message[given[0]]
+        if given == ["singleBitState"]:
+            self._bits = 1
+            self._values = np.array([_real(state, "negMean"), _real(state, "posMean")])
+            return
+        self._bits = state.get("bits")
+        if self._bits not in (2, 4, 8):
+            raise ConfigError(f"{state.where}: bits must be 2, 4 or 8, got {self._bits!r}")
+        low, high = _real(state, "clipMin"), _real(state, "clipMax")
+        # Each step in float32, as there.
+        share = np.arange(2**self._bits, dtype=np.float32) / np.float32(2**self._bits - 1)
+        self._values = low + share * np.float32(float(high) - float(low))
+
+    @classmethod
+    def of(cls, output: Message) -> "_Quantised | None":
+        """Return the quantised features of a type; None: it has none."""
+        name = "quantizedFeatureMetadata"
+        return cls(output[name]) if name in output else None
+
+    def rows(self, values: dict[str, Array], features: Sequence[str], name: str) -> Array:
+        """Return the rows of all features.
+
+        Args:
+            values: Of the packed key, and of the features that records have.
+            features: Names of all, in the order of their columns.
+            name: Of the file, for errors.
+        """
+        raw: list[Array] = []
+        places: list[int] = []
+        width, quantised = 0, set(self._columns)
+        for key in features:
+            # A feature that records lack is quantised, and GiGL quantises numbers alone.
+            own = range(width, width + (values[key].shape[1] if key in values else 1))
+            width = own.stop
+            count = len(quantised.intersection(own))
+            if count == len(own):
+                continue
+            if count:
+                raise ConfigError(
+                    f"{name}: feature {key!r} has {len(own)} columns, of which "
+                    f"quantizedFeatureIndices name {count}: all or none must be quantised"
+                )
+            if key not in values:
+                raise ConfigError(
+                    f"{name}: feature {key!r} is not there, and quantizedFeatureIndices do not "
+                    f"name its column {own.start}"
+                )
+            raw.append(_as_float(values[key], key, name))
+            places += own
+        if max(quantised) >= width:
+            raise ConfigError(
+                f"{name} has {width} features, quantizedFeatureIndices name column {max(quantised)}"
+            )
+        rows = np.empty((len(values[self.key]), width), np.float32)
+        rows[:, self._columns] = self._unpacked(values[self.key], name)
+        if raw:
+            rows[:, places] = np.concatenate(raw, axis=1)
+        return rows
+
+    def _unpacked(self, packed: Array, name: str) -> Array:
+        count, per_byte = len(self._columns), 8 // self._bits
+        size = -(-count // per_byte)
+        if packed.shape[1] != size:
+            raise ConfigError(
+                f"{name}: {self.key!r} has {packed.shape[1]} bytes, but {count} features of "
+                f"{self._bits} bits have {size}"
+            )
+        shifts = np.arange(8 - self._bits, -1, -self._bits, dtype=np.uint8)
+        codes = packed[:, :, None] >> shifts & np.uint8(2**self._bits - 1)
+        unpacked: Array = self._values[codes.reshape(len(packed), -1)[:, :count]]
+        return unpacked
+
+
+def _are_columns(values: Any) -> bool:
+    """Return whether values are numbers of columns, each once."""
+    if not isinstance(values, list) or not values:
+        return False
+    return all(type(one) is int and one >= 0 for one in values) and len({*values}) == len(values)
+
+
+def _real(message: Message, name: str) -> np.float32:
+    value = message.get(name) or 0.0  # files of Protocol Buffers leave out zeros
+    if type(value) not in (int, float):
+        raise ConfigError(f"{message.where}: {name} must be a number, got {value!r}")
+    return np.float32(value)
 
 
 def _as_float(values: Array, key: str, name: str) -> Array:

@@ -14,7 +14,7 @@ Source:
 
 import gzip
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import numba
@@ -29,18 +29,26 @@ _CRC_TABLE: Array = np.arange(256, dtype=np.uint32)
 for _ in range(8):
     _CRC_TABLE = (_CRC_TABLE >> 1) ^ (np.uint32(0x82F63B78) * (_CRC_TABLE & 1))
 _KINDS = ("nothing", "text", "floats", "integers")
-_TEXT, _FLOATS = 1, 2
+_NOTHING, _TEXT, _FLOATS = 0, 1, 2
 _VARINT, _BYTES8, _SIZED, _BYTES4 = 0, 1, 2, 5
 """Wire types of Protocol Buffers."""
 
 
-def read_examples(file: Any, name: str, columns: Sequence[str]) -> Iterator[dict[str, Array]]:
-    """Yield the values of some features, chunk by chunk: ``[n, width]`` float32 or int64.
+def read_examples(
+    file: Any,
+    name: str,
+    columns: Sequence[str],
+    packed: Container[str] = (),
+    optional: Container[str] = (),
+) -> Iterator[dict[str, Array]]:
+    """Yield the values of some features, chunk by chunk: ``[n, width]`` float32, int64 or uint8.
 
     Args:
         file: An open file.
         name: Its name; one that ends in ``.gz`` is compressed.
         columns: Names of the features, which every record has.
+        packed: Those that are text, whose bytes are the values.
+        optional: Those that no record may have; they are left out then.
 
     Raises:
         ConfigError: A checksum is wrong, the file ends within a record, or a record lacks a feature
@@ -55,29 +63,42 @@ def read_examples(file: Any, name: str, columns: Sequence[str]) -> Iterator[dict
         bad = _find(data, spans, joined, key_ends, lists)
         if bad >= 0:
             raise ConfigError(f"{name}, record {first + bad} is no tf.train.Example")
-        shapes = shapes or [(int(found[0, 0]), _decode(data, found[:1])[1][0]) for found in lists]
+        shapes = shapes or [
+            (int(found[0, 0]), _decode(data, found[:1], 0, column in packed)[1][0])
+            for column, found in zip(columns, lists, strict=True)
+        ]
         values = {}
         for column, of_column, (kind, width) in zip(columns, lists, shapes, strict=True):
-            out, counts = _decode(data, of_column, width)
+            out, counts = _decode(data, of_column, width, column in packed)
             wrong = np.flatnonzero((of_column[:, 0] != kind) | (counts != width))
-            if wrong.size or kind <= _TEXT or width <= 0:
+            if column in optional and kind == _NOTHING and not wrong.size:
+                continue
+            is_expected = kind == _TEXT if column in packed else kind > _TEXT
+            if wrong.size or not is_expected or width <= 0:
                 row = int(wrong[0]) if wrong.size else 0
                 raise ConfigError(
                     f"{name}, record {first + row}: feature {column!r} has {counts[row]} values "
                     f"({_KINDS[of_column[row, 0]]}), the first record has {width} "
-                    f"({_KINDS[kind]}): each record must have as many numbers, and at least one"
+                    f"({_KINDS[kind]}): each record must have "
+                    + ("one text of as many bytes" if column in packed else "as many numbers")
+                    + ", and at least one"
                 )
-            floats = kind == _FLOATS
-            values[column] = out.astype(np.uint32).view(np.float32) if floats else out
+            if kind == _FLOATS:
+                out = out.astype(np.uint32).view(np.float32)
+            values[column] = out.astype(np.uint8) if column in packed else out
         yield values
         first += spans.shape[1]
 
 
-def _decode(data: Array, lists: Array, width: int = 0) -> tuple[Array, Array]:
-    """Return the first ``width`` numbers of each list (of floats: their bits), and all counts."""
+def _decode(data: Array, lists: Array, width: int, of_bytes: bool) -> tuple[Array, Array]:
+    """Return the first ``width`` numbers of each list, and all counts.
+
+    The numbers of floats are their bits. With ``of_bytes``, each list is one text, whose bytes they
+    are.
+    """
     out = np.zeros((len(lists), max(width, 0)), np.int64)
     counts = np.zeros(len(lists), np.int64)
-    _fill(data, lists, out, counts)
+    (_copy_text if of_bytes else _fill)(data, lists, out, counts)
     return out, counts
 
 
@@ -261,3 +282,19 @@ def _fill(data: Any, lists: Any, out: Any, counts: Any) -> Any:
             if position < 0:
                 counts[row] = -1
                 break
+
+
+@numba.njit(cache=True, nogil=True)
+def _copy_text(data: Any, lists: Any, out: Any, counts: Any) -> Any:
+    """Write bytes to ``out``, as many as there is room for; count all, -1: it is not one text."""
+    for row in range(len(lists)):
+        _, position, end = lists[row]
+        if position >= end:
+            continue
+        _, _, start, position = _field(data, position, end)
+        if position != end:
+            counts[row] = -1
+            continue
+        for i in range(min(position - start, out.shape[1])):
+            out[row, i] = data[start + i]
+        counts[row] = position - start
