@@ -529,15 +529,22 @@ class ShmChannel(MessageMemory, ChannelBase):
             alone.
         register: Called with address and bytes of each new slot, for example to pin it; returns an
             object whose ``release()`` undoes it.
+        name: For `repr` and errors.
     """
 
-    def __init__(self, capacity: int, size: int, register: Register | None = None) -> None:
+    def __init__(
+        self, capacity: int, size: int, register: Register | None = None, name: str | None = None
+    ) -> None:
         if capacity < 1 or size < 1:
             raise ConfigError(f"channel capacity and size must be > 0, got {capacity} and {size}")
         super().__init__(capacity, size, register)
         self._local: SlotWriter | None = None
         self._ready: deque[SampleMessage] = deque()
         self._arrival = threading.Condition()
+        self._name = "channel" if name is None else f"channel {name}"
+
+    def __repr__(self) -> str:
+        return f"ShmChannel({self._name})"
 
     # -- receiving ------------------------------------------------------------------------------
 
@@ -549,7 +556,7 @@ class ShmChannel(MessageMemory, ChannelBase):
             UsageError: The channel is closed.
         """
         if self.closed:
-            raise UsageError("recv on a closed channel: the loader was shut down")
+            raise UsageError(f"recv on a closed {self._name}: the loader was shut down")
         # a producer waits itself: meanwhile it has to watch its workers and hand out batches
         if self._source is not None:
             return self._source(timeout_s)
@@ -559,7 +566,7 @@ class ShmChannel(MessageMemory, ChannelBase):
                 # an hour stands for no limit: `send` and `close` notify, and the loop waits again
                 left = 3600.0 if deadline is None else deadline - time.monotonic()
                 if self.closed:
-                    raise UsageError("the channel was closed while a message was waited for")
+                    raise UsageError(f"the {self._name} was closed while a message was waited for")
                 if left <= 0:
                     raise PeerTimeoutError(f"no message was sent within {timeout_s} s")
                 self._arrival.wait(left)
@@ -568,7 +575,7 @@ class ShmChannel(MessageMemory, ChannelBase):
     def send(self, msg: SampleMessage, **_: Any) -> None:
         """Copy ``msg`` into a slot of its own and queue it, for a producer in this process."""
         if self.closed:
-            raise UsageError("send on a closed channel")
+            raise UsageError(f"send on a closed {self._name}")
         # one lock around the whole call: senders in several threads share the writer, and messages
         # are queued in the order in which their slots were written
         with self._arrival:

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader import DistDataset, DistributedContext
+from gigl_loader.dataset.gigl_parts import split_by, splits_of
+from gigl_loader.dataset.glt_attributes import set_splits
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -34,8 +36,7 @@ from gigl_loader.runtime.object_storage.object_folder import is_url
 
 __all__ = ["build_dataset_from_task_config_uri", "build_storage_dataset"]
 
-Splits = tuple[Tensor, Tensor, Tensor]
-_SPLITS = ("train", "val", "test")
+_OneSplit = tuple[Tensor, Tensor, Tensor]
 _ARGUMENTS = {
     "sample_edge_direction",
     "should_use_range_partitioning",
@@ -207,7 +208,7 @@ class _HashSplitter:
         self.anchors_of = anchors_of
         """Supervision edge types; None: all nodes are split."""
 
-    def __call__(self, own: Tensor, everyone: list[Tensor]) -> Splits:
+    def __call__(self, own: Tensor, everyone: list[Tensor]) -> _OneSplit:
         """Split ids of this rank; ``everyone``: those of all ranks, as hashes' range needs them."""
         hashes = [_hashed(ids) for ids in everyone if ids.numel()]
         if not own.numel() or not hashes:
@@ -275,7 +276,6 @@ def _ids_by_type(dataset: DistDataset) -> dict[NodeType, Tensor]:
 
 def _split(dataset: DistDataset, splitter: Any, parts: Iterator[DistDataset]) -> None:
     """Give a dataset the splits of a splitter: ours, or an object of the user's."""
-    found: Any
     if isinstance(splitter, _HashSplitter):
         supervision = splitter.anchors_of
 
@@ -294,25 +294,17 @@ def _split(dataset: DistDataset, splitter: Any, parts: Iterator[DistDataset]) ->
             name: splitter(own.get(name, nothing), [one.get(name, nothing) for one in others])
             for name in types
         }
+        splits = splits_of(found)
     elif getattr(splitter, "should_convert_labels_to_edges", False):
         step = -1 if dataset.edge_dir == "in" else 1  # as the edges are stored
-        found = splitter(
-            edge_index={
-                _EdgeTypeOfGiGL(*name[::step]): edges[[0, 1][::step]]
-                for name, edges in _labels(dataset).items()
-            }
-        )
-    else:
-        found = splitter(node_ids=dataset.node_ids)
-    is_typed = isinstance(dataset.node_ids, Mapping)
-    by_type = found if isinstance(found, Mapping) else {DEFAULT_HOMOGENEOUS_NODE_TYPE: found}
-    for number, split in enumerate(_SPLITS):
-        ids = {
-            str(name): torch.as_tensor(split_ids[number], device="cpu")
-            for name, split_ids in by_type.items()
+        edges = {
+            _EdgeTypeOfGiGL(*name[::step]): ends[[0, 1][::step]]
+            for name, ends in _labels(dataset).items()
         }
-        value = ids if is_typed else next(iter(ids.values()))
-        setattr(dataset, f"{split}_idx", value)
+        splits = split_by(splitter, edge_index=edges)
+    else:
+        splits = split_by(splitter, node_ids=dataset.node_ids)
+    set_splits(dataset, splits, typed=dataset.is_typed)
 
 
 # --- partitions -----------------------------------------------------------------------------------

@@ -49,6 +49,16 @@ _MOST_BYTES, _ROWS_AT_A_TIME = 4 << 30, 1 << 16
 _NO_TABLES = "this graph was not made of tables: its ids are those it was given"
 
 
+def node_ids_of(view: PartitionView) -> dict[NodeType, Tensor]:
+    """Return the global ids of the nodes that a partition owns, ascending, by type."""
+    return {
+        node_type: owned_ids(view.node_books[node_type], view.partition_idx)
+        if node_type in view.node_books
+        else torch.arange(count, device="cpu")
+        for node_type, count in view.num_nodes.items()
+    }
+
+
 class DatasetProperties:
     """The properties of a `gigl_loader.DistDataset`; that class holds the data."""
 
@@ -124,13 +134,7 @@ class DatasetProperties:
     @property
     def node_ids(self) -> NodeIds:
         """``[num_owned]`` int64: global ids of the nodes that this partition owns, ascending."""
-        view = self.view()
-        ids = {
-            node_type: owned_ids(view.node_books[node_type], view.partition_idx)
-            if node_type in view.node_books
-            else torch.arange(count, device="cpu")
-            for node_type, count in view.num_nodes.items()
-        }
+        ids = node_ids_of(self.view())
         return ids if self.is_typed else ids[DEFAULT_HOMOGENEOUS_NODE_TYPE]
 
     @property

@@ -8,7 +8,7 @@ for another process (``torch.multiprocessing``) carries file descriptors instead
 import os
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset import glt_attributes
-from gigl_loader.dataset.dataset_properties import DatasetProperties, make_schema
+from gigl_loader.dataset.dataset_properties import DatasetProperties, make_schema, node_ids_of
 from gigl_loader.dataset.format import glt_files
 from gigl_loader.dataset.format.fetched_root import opened_root
 from gigl_loader.dataset.format.mapped import is_mapped_format, read_header
@@ -32,6 +32,7 @@ from gigl_loader.dataset.from_pyg.pyg_graph import (
     keep_neighbor_times,
     read_pyg,
 )
+from gigl_loader.dataset.gigl_parts import check_parts, cut_node_ids, split_by
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.one_or_by_type import PyGGraph
@@ -58,6 +59,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, FileChangedError, UsageError, WrongTypeError
 from gigl_loader.runtime import glt_classes
+from gigl_loader.runtime.glt_classes import Feature, Graph
 from gigl_loader.runtime.keyword_names import with_known_names
 from gigl_loader.runtime.progress import showing
 
@@ -81,7 +83,24 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         world_size: Number of partitions.
         edge_dir: ``"in"``: nodes are expanded along incoming edges, ``"out"``: along outgoing ones.
             An edge is stored at the owner of the node that is expanded.
+        graph_partition: GiGL's way to make one of parts: graphlearn-torch's ``Graph``, or a dict of
+            them by edge type. None, or an empty dict: it is empty until `build`, which needs no
+            other part.
+        node_feature_partition: A ``Feature``, or a dict of them by type.
+        edge_feature_partition: The same, of edges.
+        node_labels: A ``Feature`` or a tensor with the labels of all nodes, or a dict by type.
+        node_partition_book: The owner of each node, or a dict by type; for several partitions.
+        edge_partition_book: The same, of edges.
+        node_ids: ``[n]`` int64, the nodes of this partition, or a dict by type: the first
+            ``num_train`` are for training, then come validation and testing.
+        num_train: Ids for training in ``node_ids``, or a dict by type. None: no such split.
+        num_val: The same for validation.
+        num_test: The same for testing.
         max_labels_per_anchor_node: See the attribute.
+        of_gigl: GiGL's further names, which have to be None: the error says what to do instead.
+
+    Raises:
+        ConfigError: A value cannot work.
     """
 
     graph = glt_attributes.ComputedOnUse()
@@ -94,9 +113,21 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         rank: int = 0,
         world_size: int = 1,
         edge_dir: EdgeDir = "in",
+        graph_partition: Graph | Mapping[EdgeType, Graph] | None = None,
         *,
+        node_feature_partition: Feature | Mapping[NodeType, Feature] | None = None,
+        edge_feature_partition: Feature | Mapping[EdgeType, Feature] | None = None,
+        node_labels: Feature | Tensor | Mapping[NodeType, Feature | Tensor] | None = None,
+        node_partition_book: PartitionBook | Mapping[NodeType, PartitionBook] | None = None,
+        edge_partition_book: PartitionBook | Mapping[EdgeType, PartitionBook] | None = None,
+        node_ids: Tensor | Mapping[NodeType, Tensor] | None = None,
+        num_train: int | dict[NodeType, int] | None = None,
+        num_val: int | dict[NodeType, int] | None = None,
+        num_test: int | dict[NodeType, int] | None = None,
         max_labels_per_anchor_node: int | None = None,
+        **of_gigl: object,
     ) -> None:
+        check_parts(of_gigl, DistDataset.__init__.__annotations__)
         check_partitions(world_size, rank)
         check_edge_dir(edge_dir)
         super().__init__(num_partitions=world_size, partition_idx=rank, edge_dir=edge_dir)
@@ -110,17 +141,46 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         self.max_labels_per_anchor_node = max_labels_per_anchor_node
         self._weight_attr: str | None = None
         self._placement: Placement | None = None
+        if graph_partition:
+            parts = glt_classes.DistDataset(
+                world_size,
+                rank,
+                graph_partition,
+                node_feature_partition,
+                edge_feature_partition,
+                node_pb=node_partition_book,
+                edge_pb=edge_partition_book,
+                edge_dir=edge_dir,
+            )
+            parts.node_labels = node_labels  # GiGL's are features, which the constructor refuses
+            self._take_parts(parts)
+            counts = {"num_train": num_train, "num_val": num_val, "num_test": num_test}
+            splits = cut_node_ids(node_ids, counts, node_ids_of(self.view()))
+            glt_attributes.set_splits(self, splits, typed=self.is_typed)
+
+    def _take_parts(self, dataset: glt_classes.Dataset) -> None:
+        """Fill this dataset with the tensors of graphlearn-torch's."""
+        self._fill(*glt_attributes.read_glt(dataset))
+        glt_attributes.keep_glt(self, dataset)
 
     # --- constructors -----------------------------------------------------------------------------
 
-    def build(self, *, partition_output: PartitionOutput) -> None:
+    def build(
+        self, partition_output: PartitionOutput, splitter: Callable[..., Any] | None = None
+    ) -> None:
         """Fill this dataset with the partition's tensors.
 
         Args:
             partition_output: Tensors with their global ids; see `PartitionOutput`.
+            splitter: Makes the splits, as GiGL's do. It is called with ``node_ids=``, the nodes of
+                this partition; or, if it has an attribute ``should_convert_labels_to_edges``, with
+                ``edge_index=``, the edges of ``partition_output``. Either is a dict by type for a
+                graph of several types. It returns ids for training, validation and testing, or a
+                dict of these by node type. None: no splits.
 
         Raises:
-            ConfigError: A tensor is malformed, or has data of another partition.
+            ConfigError: A tensor is malformed, or has data of another partition; or the splitter
+                returned something else.
             UsageError: This dataset is filled already.
         """
         if self._view is not None:
@@ -137,7 +197,20 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
             {name: rows.values for name, rows in view.node_labels.items()},
             {},
         )
-        self._fill(view, {})
+        splits: Splits = {}
+        if splitter is not None:
+            edges: Any = partition_output.partitioned_edge_index
+            given: dict[str, Any] = {"node_ids": node_ids_of(view)}
+            if hasattr(splitter, "should_convert_labels_to_edges"):
+                given = {
+                    "edge_index": {name: one.edge_index for name, one in edges.items()}
+                    if isinstance(edges, Mapping)
+                    else edges.edge_index
+                }
+            elif make_schema(view).edge_types is None:
+                (given["node_ids"],) = given["node_ids"].values()
+            splits = split_by(splitter, **given)
+        self._fill(view, splits)
 
     @classmethod
     def from_pyg(

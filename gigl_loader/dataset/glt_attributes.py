@@ -100,12 +100,18 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
     dataset.edge_pb = plain(
         {t: _glt_book(book, view.partition_idx) for t, book in _edge_books(view).items()}
     )
-    for split in SPLITS:
-        owned = {t: share_tensor(ids) for t, ids in splits.get(split, {}).items()}
-        setattr(dataset, f"{split}_idx", plain(owned))
+    set_splits(dataset, splits, typed=typed)
     # GLT's default takes tables only; our dataset may have range books, or both by type
     dataset.id_filter = filter_ids
     dataset._directed = True
+
+
+def set_splits(dataset: Any, splits: Splits, *, typed: bool) -> None:
+    """Set the split ids of a dataset: a dict by type if it is typed, or the ids of its type."""
+    for split in SPLITS:
+        owned = {t: share_tensor(ids) for t, ids in splits.get(split, {}).items()}
+        value = (owned or None) if typed else next(iter(owned.values()), None)
+        setattr(dataset, f"{split}_idx", value)
 
 
 def _graphs(view: PartitionView) -> dict[EdgeType, Any]:

@@ -112,8 +112,8 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         transform_sampler_output: Called with PyG's ``SamplerOutput`` of each batch.
         padding: Shape of all batches; None: each has its own.
         sampler: Deprecated: ``producer``.
-        backend_key: GiGL's, not looked at: ranks share the producers of a server by the
-            ``worker_key`` of ``worker_options``.
+        backend_key: From a graph store: names this rank's producers if ``worker_options`` has no
+            ``worker_key``. Ranks of one ``worker_key`` share the producers of a server.
 
     Raises:
         ConfigError: ``shard="world"``, and ranks differ in their input or options.
@@ -178,6 +178,8 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         if is_remote and producer is None:
             producer = process_role.remote_source().create_producer
         create_producer: Any = producer
+        self._backend_key = backend_key
+        worker_options = process_role.keyed_options(worker_options, backend_key, runtime.rank)
         self._set_glt_attributes(
             dataset,
             sampler_input,

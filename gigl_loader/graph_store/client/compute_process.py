@@ -41,12 +41,15 @@ _cluster: Cluster | None = None
 _of_parent: Cluster | None = None
 """In a forked child: the cluster that its parent has joined."""
 _owns_group = False
+_rpc_timeout_s = CALL_TIMEOUT_S
+"""Seconds for a call of `request_server`."""
 
 
 def init_compute_process(
     local_rank: int,
     cluster_info: GraphStoreInfo,
     compute_world_backend: str | None = None,
+    rpc_timeout: float | None = None,
     *,
     job: str | None = None,
     tls_dir: str | None = None,
@@ -66,6 +69,8 @@ def init_compute_process(
         local_rank: This process on its machine; ignored if a process group is up.
         cluster_info: A ``GraphStoreInfo``.
         compute_world_backend: Backend of ``torch.distributed``; None: torch's default.
+        rpc_timeout: Seconds for a call of `request_server` and `async_request_server`; None: ten
+            minutes. Loaders have limits of their own.
         job: Name of the job, the same on all its processes: up to 100 printable characters. Jobs of
             different names are served at once; one of a name that is in use waits until the other
             has left. None: the environment's ``GIGL_LOADER_JOB``, else torchrun's run id, else
@@ -84,10 +89,13 @@ def init_compute_process(
         PeerTimeoutError: A server or another compute process did not come in time.
         ConfigError: A value cannot work.
     """
-    global _owns_group
+    global _owns_group, _rpc_timeout_s
     if _cluster is not None:
         raise UsageError("this process has joined a graph store: call shutdown_compute_process()")
     check_patience(network_timeout)
+    if rpc_timeout is not None:
+        check_patience(rpc_timeout, "rpc_timeout")
+    _rpc_timeout_s = CALL_TIMEOUT_S if rpc_timeout is None else rpc_timeout
     has_group = dist.is_initialized()
     # the group's figures, not the environment's: Ray Train, for one, sets those differently
     if has_group:
@@ -373,7 +381,8 @@ def async_request_server(
         else:
             answer.set_exception(error)  # type: ignore[arg-type]  # it takes any exception
 
-    call_server(server_rank, func, *args, **kwargs).add_done_callback(hand_on)
+    done = call_server(server_rank, func, *args, timeout_s=_rpc_timeout_s, **kwargs)
+    done.add_done_callback(hand_on)
     return answer
 
 
@@ -381,9 +390,10 @@ def request_server(server_rank: int, func: Callable[..., T], *args: Any, **kwarg
     """Let a storage server call ``func``, and return its result; see `async_request_server`.
 
     Raises:
-        PeerTimeoutError: It took longer than ten minutes.
+        PeerTimeoutError: It took longer than ``rpc_timeout`` of `init_compute_process`.
         ServerDiedError: The server is gone.
         PeerError: ``func`` raised there; errors of gigl_loader keep their class.
     """
     what = f"{getattr(func, '__name__', func)} on storage server {server_rank}"
-    return result_of(call_server(server_rank, func, *args, **kwargs), CALL_TIMEOUT_S, what)
+    answer = call_server(server_rank, func, *args, timeout_s=_rpc_timeout_s, **kwargs)
+    return result_of(answer, _rpc_timeout_s, what)

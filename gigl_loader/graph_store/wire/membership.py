@@ -254,13 +254,11 @@ _FIRST_REPORT_S = 5.0
 _REPORT_EVERY_S = 10.0
 
 
-def check_patience(patience_s: float) -> None:
-    """Raise `ConfigError` unless a ``network_timeout`` is finite and above 0."""
+def check_patience(patience_s: float, name: str = "network_timeout") -> None:
+    """Raise `ConfigError` unless a number of seconds is finite and above 0."""
     # one chain, so that nan, which compares as false, is refused
     if not (isinstance(patience_s, (int, float)) and 0 < patience_s < math.inf):
-        raise ConfigError(
-            f"network_timeout must be a finite number of seconds > 0, got {patience_s!r}"
-        )
+        raise ConfigError(f"{name} must be a finite number of seconds > 0, got {patience_s!r}")
 
 
 class WaitReport:

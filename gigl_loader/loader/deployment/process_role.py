@@ -6,6 +6,7 @@ forked child disowns them.
 
 import atexit
 import contextlib
+import copy
 import os
 import warnings
 import weakref
@@ -74,6 +75,24 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
         "list of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable for each server); "
         f"found {sides}, of types {kinds}"
     )
+
+
+def keyed_options(worker_options: Any, backend_key: str | None, rank: int) -> Any:
+    """Return options of workers with GiGL's ``worker_key`` of a ``backend_key``, if they have none.
+
+    Raises:
+        ConfigError: There is a ``backend_key`` for workers of this process.
+    """
+    if backend_key is None:
+        return worker_options
+    if not isinstance(worker_options, RemoteDistSamplingWorkerOptions):
+        raise ConfigError(
+            f"backend_key={backend_key!r} is for a graph store, where it names a rank's producers: "
+            "leave it out, as the workers of this loader are its own"
+        )
+    keyed = copy.copy(worker_options)
+    keyed.worker_key = worker_options.worker_key or f"{backend_key}_compute_rank_{rank}"
+    return keyed
 
 
 def check_context(is_remote: bool, context: Any) -> None:

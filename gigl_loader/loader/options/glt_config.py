@@ -190,9 +190,9 @@ def create_mp_producer(
         sampling_config: From `create_sampling_config`.
         worker_options: From `create_colocated_worker_options`.
         sampler_options: The sampler of the workers.
-        channel_name: GiGL's, for metrics of it; ``loader.stats()`` has them here.
+        channel_name: Name of the channel in its `repr` and its errors.
     """
-    channel = create_colocated_channel(worker_options)
+    channel = create_colocated_channel(worker_options, channel_name)
     chosen = with_label_sampler(sampler_input, sampler_options)
     return DistSamplingProducer(
         dataset, sampler_input, sampling_config, worker_options, channel, chosen
@@ -209,7 +209,7 @@ def create_colocated_channel(
 
     Args:
         worker_options: With ``pin_memory``, slots are pinned.
-        channel_name: GiGL's, for metrics of it.
+        channel_name: Its name in its `repr` and its errors.
         device: The CUDA device that batches go to, which pins the slots; None: the current one.
     """
     return ShmChannel(
@@ -217,6 +217,7 @@ def create_colocated_channel(
         parse_size(worker_options.channel_size, "channel_size"),
         # Slots are pinned once, when they are made, and reused: pinning takes longer than a copy.
         register=partial(pin_if_possible, device=device) if worker_options.pin_memory else None,
+        name=channel_name,
     )
 
 
@@ -245,10 +246,23 @@ def create_colocated_worker_options(
 ) -> MpDistSamplingWorkerOptions:
     """Return GLT's options for sampling subprocesses on CPU devices.
 
+    Args:
+        dataset_num_partitions: Number of partitions.
+        num_workers: Number of subprocesses.
+        worker_concurrency: Batches that each overlaps.
+        master_ip_address: Address towards which workers listen for those of other machines.
+        master_port: For a producer of graphlearn-torch's, whose workers meet there. A
+            `DistSamplingProducer` needs none: its workers choose ports, and tell them the others.
+        channel_size: Bytes of the channel, also as ``"4GB"``.
+        pin_memory: Whether its memory is pinned.
+
     Raises:
-        ConfigError: A count is not positive, or ``worker_concurrency`` above 32.
+        ConfigError: A count is not positive, ``worker_concurrency`` above 32, or ``master_port``
+            is no port.
     """
     parse_size(channel_size, "channel_size")
+    if not (isinstance(master_port, int) and 0 <= master_port < 1 << 16):
+        raise ConfigError(f"master_port must be a port, 0 to 65535, got {master_port!r}")
     check_workers(num_workers, worker_concurrency)
     return MpDistSamplingWorkerOptions(
         num_workers=num_workers,

@@ -29,7 +29,7 @@ from gigl_loader.batch.message import (
     SampleMessage,
 )
 from gigl_loader.dataset.cache_options import CacheOptions
-from gigl_loader.errors import PeerTimeoutError, UsageError, WorkerDiedError
+from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError, WorkerDiedError
 from gigl_loader.runtime.glt_classes import (
     Dataset,
     MpDistSamplingWorkerOptions,
@@ -105,6 +105,7 @@ class DistSamplingProducer:
             ``master_addr``; ``master_port`` is not used.
         channel: Receives the messages; from ``BaseDistLoader.create_colocated_channel``.
         sampler_options: Options of another sampler than the k-hop neighbour sampler.
+        degree_tensors: GiGL's; it has to be None, as samplers read the degrees of ``data``.
         source_options: Seed, order and deadline; without a seed, torch's generator draws one.
         worker_init_fn: Called with the worker's number in each worker before it samples.
         cache: Options of the cache of other machines' rows; batches are then drawn ahead. None:
@@ -125,12 +126,18 @@ class DistSamplingProducer:
         worker_options: MpDistSamplingWorkerOptions,
         channel: MessageMemory,
         sampler_options: SamplerOptions | None = None,
+        degree_tensors: object = None,
         *,
         source_options: SourceOptions | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         cache: CacheOptions | None = None,
         turns: tuple[JobTurns, Hashable] | None = None,
     ) -> None:
+        if degree_tensors is not None:
+            raise ConfigError(
+                "degree_tensors has no use here: samplers read the degrees of the dataset, so "
+                "leave it out"
+            )
         self.data, self.sampler_input = data, sampler_input
         self.sampling_config, self.worker_options = sampling_config, worker_options
         self.channel = self.output_channel = channel
