@@ -33,6 +33,7 @@ from gigl_loader.errors import GraphWarning as GraphWarning
 from gigl_loader.errors import JobStoppedError as JobStoppedError
 from gigl_loader.errors import JoinRefusedError as JoinRefusedError
 from gigl_loader.errors import NativeLibraryError as NativeLibraryError
+from gigl_loader.errors import NotReadyError as NotReadyError
 from gigl_loader.errors import ObjectStorageError as ObjectStorageError
 from gigl_loader.errors import PeerError as PeerError
 from gigl_loader.errors import PeerLostError as PeerLostError

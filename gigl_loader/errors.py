@@ -6,7 +6,8 @@
     +-- ConfigError (ValueError)      a value the caller passed is wrong; nothing was started
     |   +-- WrongTypeError (TypeError)  an argument of the wrong kind, or of the other deployment
     |   +-- FileChangedError          a file of a dataset was changed while it was in use
-    +-- UsageError (RuntimeError)     good values, wrong moment: no process group, used after close
+    +-- UsageError (RuntimeError)     good values, wrong moment: used twice, or after close
+    |   +-- NotReadyError (ValueError)  a dataset is empty still, or there is no process group yet
     +-- PeerError (RuntimeError)      something outside this process failed
     |   +-- WorkerDiedError           a sampling process exited early
     |   +-- SamplingError             a sampler raised; carries the remote traceback
@@ -122,6 +123,10 @@ class FileChangedError(ConfigError):
 
 class UsageError(GiglLoaderError, RuntimeError):
     """A call at the wrong moment: before a process group exists, or after shutdown."""
+
+
+class NotReadyError(UsageError, ValueError):
+    """A dataset that was not built yet, or a process group that is not up; torch's ValueError."""
 
 
 class PeerError(GiglLoaderError, RuntimeError):

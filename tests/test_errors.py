@@ -47,6 +47,7 @@ def test_each_error_is_also_the_builtin_that_callers_know() -> None:
         ConfigError: ValueError,
         WrongTypeError: TypeError,
         errors.UsageError: RuntimeError,
+        errors.NotReadyError: ValueError,
         errors.PeerError: RuntimeError,
         errors.PeerTimeoutError: TimeoutError,
         ResourceError: OSError,

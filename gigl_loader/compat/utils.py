@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader import GraphStoreInfo
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, NotReadyError
 from gigl_loader.loader.deployment.job_ranks import (
     get_process_group_name,
     init_neighbor_loader_worker,
@@ -61,7 +61,7 @@ def get_free_ports_from_master_node(num_ports: int) -> list[int]:
     """Return ports that are free on rank 0's machine, the same on all ranks.
 
     Raises:
-        UsageError: No process group.
+        NotReadyError: No process group.
         ConfigError: ``num_ports`` is below 1.
     """
     return get_free_ports_from_node(num_ports, 0)
@@ -71,7 +71,7 @@ def get_free_ports_from_node(num_ports: int, node_rank: int) -> list[int]:
     """Return ports that are free on the machine of rank ``node_rank``, the same on all ranks.
 
     Raises:
-        UsageError: No process group.
+        NotReadyError: No process group.
         ConfigError: ``num_ports`` is below 1, or there is no such rank.
     """
     _check_rank(node_rank)
@@ -85,7 +85,7 @@ def get_internal_ip_from_master_node() -> str:
     """Return the address of rank 0's machine, as seen by the other machines of the job.
 
     Raises:
-        UsageError: No process group.
+        NotReadyError: No process group.
     """
     return get_internal_ip_from_node(0)
 
@@ -94,7 +94,7 @@ def get_internal_ip_from_node(node_rank: int) -> str:
     """Return the address of the machine of rank ``node_rank``.
 
     Raises:
-        UsageError: No process group.
+        NotReadyError: No process group.
         ConfigError: There is no such rank.
     """
     _check_rank(node_rank)
@@ -105,7 +105,7 @@ def get_internal_ip_from_all_ranks() -> list[str]:
     """Return the address of each rank's machine, by rank.
 
     Raises:
-        UsageError: No process group.
+        NotReadyError: No process group.
     """
     _check_rank(0)
     # each rank finds its own: only its machine knows the interface that reaches the others
@@ -131,7 +131,7 @@ def _check_num_ports(num_ports: int) -> None:
 
 def _check_rank(rank: int) -> None:
     if not dist.is_initialized():
-        raise UsageError(
+        raise NotReadyError(
             "ranks agree over torch.distributed: call torch.distributed.init_process_group(...) "
             "first, or start the script with torchrun"
         )

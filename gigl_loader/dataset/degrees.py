@@ -14,7 +14,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
     is_label_edge_type,
 )
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, NotReadyError
 from gigl_loader.runtime.ranks.collectives import RankExchange
 from gigl_loader.runtime.transport import own_address
 
@@ -61,11 +61,11 @@ def compute_and_broadcast_degree_tensor(graph: Any, edge_dir: EdgeDir) -> Any:
         ``[num_nodes]`` int32, or a dict of them by node type.
 
     Raises:
-        UsageError: There is no process group.
+        NotReadyError: There is no process group.
         PeerError: A rank ended.
     """
     if not dist.is_initialized():
-        raise UsageError("degrees are added up over torch.distributed: init_process_group first")
+        raise NotReadyError("degrees are added up over torch.distributed: init_process_group first")
     own: dict[NodeType, Tensor] = {}
     plain = not isinstance(graph, Mapping)
     for edge_type, one in ({} if plain else graph).items():

@@ -57,7 +57,13 @@ from gigl_loader.dataset.schema import (
     check_type_names,
     is_label_edge_type,
 )
-from gigl_loader.errors import ConfigError, FileChangedError, UsageError, WrongTypeError
+from gigl_loader.errors import (
+    ConfigError,
+    FileChangedError,
+    NotReadyError,
+    UsageError,
+    WrongTypeError,
+)
 from gigl_loader.runtime import glt_classes
 from gigl_loader.runtime.glt_classes import Feature, Graph
 from gigl_loader.runtime.keyword_names import with_known_names
@@ -539,11 +545,13 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         """Return the partition as sampling workers read it: tensors in shared memory, not copied.
 
         Raises:
-            UsageError: The dataset is empty: `build` was not called.
+            NotReadyError: The dataset is empty: `build` was not called.
             ConfigError: See `check_files`.
         """
         if self._view is None:
-            raise UsageError("this DistDataset is empty: call build() first, or use from_pyg/load")
+            raise NotReadyError(
+                "this DistDataset is empty: call build() first, or use from_pyg/load"
+            )
         self.check_files()
         return self._view
 
@@ -610,7 +618,7 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         Raises:
             ConfigError: There is no such device, or not enough free memory on it; or ``kernels``
                 names Warp, which is not installed.
-            UsageError: The dataset is empty.
+            NotReadyError: The dataset is empty.
         """
         view = self.view()
         target = existing_device(device)

@@ -23,7 +23,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     plain_edge_type,
 )
-from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
+from gigl_loader.errors import ConfigError, NotReadyError, PeerTimeoutError
 from gigl_loader.graph_store.client.compute_process import current_cluster
 from gigl_loader.graph_store.client.row_requests import StoreLookup
 from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo
@@ -335,12 +335,12 @@ class RemoteDistDataset:
         All compute processes have to call it.
 
         Raises:
-            UsageError: ``torch.distributed`` is not up.
+            NotReadyError: ``torch.distributed`` is not up.
             PeerError: Another compute process is gone.
             ConfigError: So many ports are not free there, or the number is below 0.
         """
         if not dist.is_initialized():
-            raise UsageError(
+            raise NotReadyError(
                 "ports are agreed on over torch.distributed: init_compute_process first"
             )
         ports: list[int] | Failure | None = None

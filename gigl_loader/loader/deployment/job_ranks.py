@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, NotReadyError
 from gigl_loader.runtime.glt_classes import get_context, init_worker_group
 from gigl_loader.runtime.ranks.collectives import broadcast_value, gather_from_ranks
 from gigl_loader.runtime.ranks.gloo_interface import interface_towards
@@ -70,14 +70,14 @@ def resolve_runtime(
         local_process_world_size: With ``context``: processes per machine.
 
     Raises:
-        UsageError: No context, and ``torch.distributed`` is not up.
+        NotReadyError: No context, and ``torch.distributed`` is not up.
         ConfigError: Machines run different numbers of ranks; names the counts. Or they do not know
             their addresses.
     """
     if context is not None:
         return _from_context(context, local_process_rank, local_process_world_size)
     if not dist.is_initialized():
-        raise UsageError(
+        raise NotReadyError(
             "the loader needs a process group: call torch.distributed.init_process_group(...) "
             "before building it (one process is enough: init_process_group('gloo', "
             "store=torch.distributed.HashStore(), rank=0, world_size=1)), "
@@ -99,7 +99,7 @@ def runtime_or_alone(
     ``init_process_group``: torchrun sets it.
 
     Raises:
-        UsageError: No process group, and ``WORLD_SIZE`` is above 1.
+        NotReadyError: No process group, and ``WORLD_SIZE`` is above 1.
         ConfigError: As `resolve_runtime`.
     """
     if context is None and not dist.is_initialized() and os.environ.get("WORLD_SIZE", "1") == "1":

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, NotReadyError
 from gigl_loader.runtime.ranks.collectives import (
     check_same_options,
     decide_with_ranks,
@@ -99,7 +99,7 @@ def even_steps(
     if not dist.is_initialized():
         if even_ranks is None:
             return Steps(steps)
-        raise UsageError("even_ranks needs torch.distributed to be up")
+        raise NotReadyError("even_ranks needs torch.distributed to be up")
     counts = gather_from_ranks(steps, dist.get_world_size(), int)
     if share is not None or even_ranks is None:
         is_said_here = dist.get_rank() == 0 and len(set(counts)) > 1

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, NotReadyError
 from gigl_loader.runtime.ranks.collectives import broadcast_value, gather_from_ranks
 
 
@@ -34,7 +34,7 @@ def on_all_ranks(values: Tensor) -> Tensor:
 
     Raises:
         ConfigError: Types or widths differ; on all ranks.
-        UsageError: There is no process group, although the environment has other ranks.
+        NotReadyError: There is no process group, although the environment has other ranks.
         PeerError: A rank has ended, or did not come.
     """
     size = _world_size("on_all_ranks")
@@ -66,7 +66,7 @@ def sum_over_ranks(*values: float) -> list[float]:
 
     Raises:
         ConfigError: Ranks gave different numbers of values; on all ranks.
-        UsageError: There is no process group, although the environment has other ranks.
+        NotReadyError: There is no process group, although the environment has other ranks.
         PeerError: A rank has ended, or did not come.
     """
     numbers = [float(value) for value in values]
@@ -94,7 +94,7 @@ def shared_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[str]
 
     Raises:
         ConfigError: Another rank does not see it; on all ranks.
-        UsageError: There is no process group, although the environment has other ranks.
+        NotReadyError: There is no process group, although the environment has other ranks.
         PeerError: A rank has ended, or did not come.
     """
     size = _world_size("shared_folder")
@@ -124,7 +124,7 @@ def _world_size(who: str) -> int:
         return dist.get_world_size()
     others = os.environ.get("WORLD_SIZE", "1")
     if others != "1":
-        raise UsageError(
+        raise NotReadyError(
             f"{who}: WORLD_SIZE={others} and there is no process group: call "
             "torch.distributed.init_process_group() first"
         )
