@@ -113,6 +113,13 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="package, module or class that clients may name as a sampler; may be repeated",
     )
+    jobs.add_argument(
+        "--allow-functions",
+        metavar="PREFIX",
+        action="append",
+        default=[],
+        help="package, module or function that clients may run on this server; may be repeated",
+    )
     waits = parser.add_argument_group("waits")
     waits.add_argument(
         "--timeout", type=float, default=JOIN_TIMEOUT_S, metavar="SECONDS", help="wait for server 0"
@@ -221,6 +228,7 @@ def serve(args: argparse.Namespace) -> int:
         tls_dir=args.tls,
         insecure=args.insecure,
         allow_samplers=args.allow_samplers,
+        allow_functions=args.allow_functions,
         host=args.host,
         port=args.port,
         timeout=args.timeout,

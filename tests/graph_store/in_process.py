@@ -1,6 +1,6 @@
 """Storage servers in threads of this process: real sockets and workers, no process of their own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ def storage(
     partition: Callable[[int, int], Any] = tiny_partition,
     kind: type[StorageService] = StorageService,
     channel_memory: int | None = None,
+    functions: Sequence[str] = (),
     **how: Any,
 ) -> Iterator[list[Endpoint]]:
     """Give the endpoints of a storage cluster.
@@ -41,6 +42,7 @@ def storage(
         partition: Called with rank and number of servers; returns what each holds.
         kind: What serves it.
         channel_memory: As of `StorageService`.
+        functions: As of `StorageService`.
         how: Further arguments of `Endpoint`.
     """
     with ExitStack() as stack:
@@ -55,6 +57,7 @@ def storage(
                 num_servers,
                 security=security,
                 allow_samplers=SAMPLERS,
+                allow_functions=functions,
                 channel_memory=channel_memory,
             )
             how = {"num_jobs": None, **how}

@@ -138,10 +138,15 @@ def test_a_server_is_told_by_torchrun_who_it_is(served: Any, root: str, monkeypa
     assert info.storage_cluster_master_ip == "10.0.0.1"
     assert partition == 1, "of 2 partitions, server 3 has the second one"
     assert how["num_jobs"] is None, "until told to stop"
-    serve(parse_serve([root, "--rank=0", "--allow-samplers=a", "--allow-samplers=b.C"]))
+    serve(
+        parse_serve(
+            [root, "--rank=0", "--allow-samplers=a", "--allow-samplers=b.C", "--allow-functions=c"]
+        )
+    )
     rank, _, partition, how = served.pop()
     assert (rank, partition, how["num_jobs"]) == (0, 0, None), "none leaves by itself"
     assert how["allow_samplers"] == ["a", "b.C"]
+    assert how["allow_functions"] == ["c"]
     serve(parse_serve([root, "--edges=all", "--host=all edges"]))
     with pytest.raises(SystemExit):
         parse_serve([root, "--edges=whole"])

@@ -17,6 +17,12 @@ import torch.distributed as dist
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError, first_line
 from gigl_loader.graph_store.client.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.graph_store.client.storage_cluster import Cluster
+from gigl_loader.graph_store.wire.functions import (
+    arguments_of,
+    from_result,
+    is_of_users_module,
+    path_of,
+)
 from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo
 from gigl_loader.graph_store.wire.membership import PATIENCE_S, check_job_name, check_patience
 from gigl_loader.graph_store.wire.signatures import CALLS, DistServer
@@ -342,9 +348,12 @@ def call_server(
     method = getattr(DistServer, name, None)
     # `is`, as a function of the same name elsewhere does something else
     if name not in CALLS or method is not func:
+        if inspect.isfunction(func) and is_of_users_module(func):
+            return _run_function(connection, func, args, kwargs, timeout_s)
         raise ConfigError(
             f"storage servers do not call {getattr(func, '__qualname__', name)}: a client may ask "
-            f"for these methods of DistServer: {', '.join(CALLS)}"
+            f"for these methods of DistServer: {', '.join(CALLS)}; or for a function of a module "
+            "that the servers have leave for"
         )
     try:
         bound = inspect.signature(func).bind(None, *args, **kwargs)
@@ -357,6 +366,25 @@ def call_server(
     return answer
 
 
+def _run_function(
+    connection: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float
+) -> "Future[Any]":
+    """Let a server run a function that is no method of its; it refuses those without leave."""
+    plain, tensors = arguments_of(args, kwargs)
+    arguments = {"path": path_of(func), "plain": plain, "tensors": tensors}
+    answer: Future[Any] = Future()
+
+    def hand_on(done: "Future[Any]") -> None:
+        error = done.exception()
+        if error is None:
+            answer.set_result(from_result(done.result()))
+        else:
+            answer.set_exception(error)
+
+    connection.call("run_function", timeout_s, **arguments).add_done_callback(hand_on)
+    return answer
+
+
 def async_request_server(
     server_rank: int, func: Callable[..., T], *args: Any, **kwargs: Any
 ) -> "torch.futures.Future[T]":
@@ -364,13 +392,17 @@ def async_request_server(
 
     Args:
         server_rank: Rank of the server.
-        func: A method of `DistServer`, out of a fixed table; servers call nothing else.
-        args: Positional arguments of the method.
-        kwargs: Keyword arguments of the method.
+        func: A method of `DistServer`, out of a fixed table. Or a function of a module that the
+            servers can import, if they were started with leave for it (``--allow-functions``): it
+            is imported and run there. It takes and returns None, numbers, strings, bytes, tensors,
+            and lists and dicts of the others; tuples inside of these arrive as lists.
+        args: Positional arguments of it.
+        kwargs: Its keyword arguments.
 
     Raises:
         UsageError: This process has not joined.
-        ConfigError: There is no such server, or servers do not call ``func``.
+        ConfigError: There is no such server, or servers do not call ``func``; or it has no leave,
+            which the future tells.
     """
     answer: torch.futures.Future[T] = torch.futures.Future()
 

@@ -116,6 +116,7 @@ def start_graph_store(
     token: str | None = None,
     insecure: bool | None = None,
     allow_samplers: Sequence[str] = (),
+    allow_functions: Sequence[str] = (),
     strategy: Literal["SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"] = "SPREAD",
     max_restarts: int = -1,
     health_timeout: float = 30.0,
@@ -153,6 +154,7 @@ def start_graph_store(
         insecure: Plain sockets, for closed networks. None: the environment's
             ``GIGL_LOADER_INSECURE``.
         allow_samplers: Packages, modules or classes that clients may name as samplers.
+        allow_functions: Packages, modules or functions that clients may run on servers.
         strategy: How the placement group spreads servers over nodes: ``"SPREAD"``,
             ``"STRICT_SPREAD"``, ``"PACK"`` or ``"STRICT_PACK"``. With replicas, take
             ``"STRICT_SPREAD"``, so that no node has two of one partition.
@@ -211,6 +213,7 @@ def start_graph_store(
                     f"--max-jobs={max_jobs}",
                     *(f"--channel-memory={size}" for size in most),
                     *(f"--allow-samplers={prefix}" for prefix in allow_samplers),
+                    *(f"--allow-functions={prefix}" for prefix in allow_functions),
                 ),
                 health_timeout_s=health_timeout,
                 load_timeout_s=start_timeout,

@@ -4,14 +4,16 @@ Producers are found by number, by the worker key that ranks share, and by reques
 """
 
 import hashlib
+import importlib
+import inspect
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gigl_loader.errors import ConfigError, GiglLoaderError, ProtocolError, UsageError
+from gigl_loader.errors import ConfigError, GiglLoaderError, ProtocolError, UsageError, first_line
 from gigl_loader.graph_store.server.client_ids import JobId, Visitor, scope_of
 from gigl_loader.graph_store.server.shared_producer import SharedProducer
 from gigl_loader.graph_store.wire.membership import MOST_RANKS
@@ -259,13 +261,47 @@ def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
         return
     path = options.class_path
     what = "sampler" if isinstance(options, CustomSamplerOptions) else "feature store"
-    # with the dot: permission for `mine.samplers` does not include `mine.samplers_of_others`
-    if not any(path == prefix or path.startswith(f"{prefix}.") for prefix in allowed):
+    if not _has_leave(path, allowed):
         raise ConfigError(
             f"storage server {server} has no permission to import the {what} {path!r}: start it "
             f"with --allow-samplers {path.rpartition('.')[0]}, or "
             "init_storage_process(allow_samplers=[...]); nothing was started"
         )
+
+
+def allowed_function(path: str, allowed: Sequence[str], server: int) -> Callable[..., Any]:
+    """Import a function that clients name.
+
+    Args:
+        path: Its import path.
+        allowed: Packages, modules or functions that clients may name.
+        server: Rank of the server, for the error.
+
+    Raises:
+        ConfigError: The server has no permission, or there is no such function.
+    """
+    module, _, name = path.rpartition(".")
+    if not _has_leave(path, allowed):
+        raise ConfigError(
+            f"storage server {server} has no permission to run {path!r}: start it with "
+            f"--allow-functions {module}, or init_storage_process(allow_functions=[...])"
+        )
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"storage server {server} cannot import {path!r} ({first_line(error)}): put the module "
+            "where it finds it"
+        ) from error
+    # the same name elsewhere: leave is for functions of a module, not for what that imported
+    if getattr(function, "__module__", None) != module or not inspect.isfunction(function):
+        raise ConfigError(f"storage server {server}: {path!r} is no function of that module")
+    return function
+
+
+def _has_leave(path: str, allowed: Sequence[str]) -> bool:
+    # with the dot: permission for `mine.samplers` does not include `mine.samplers_of_others`
+    return any(path == prefix or path.startswith(f"{prefix}.") for prefix in allowed)
 
 
 def check_request(request: ProducerRequest, num_servers: int, client: Hashable) -> None:

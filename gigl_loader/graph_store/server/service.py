@@ -33,11 +33,13 @@ from gigl_loader.graph_store.server.partition_answers import PartitionAnswers
 from gigl_loader.graph_store.server.producer_table import (
     ProducerEntry,
     ProducerTable,
+    allowed_function,
     check_leave,
     check_request,
     check_workers,
 )
 from gigl_loader.graph_store.server.shared_producer import THIS_PROCESS, Clients, SharedProducer
+from gigl_loader.graph_store.wire.functions import Result, call_with, to_result
 from gigl_loader.graph_store.wire.producer_terms import terms_of
 from gigl_loader.graph_store.wire.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
 from gigl_loader.graph_store.wire.signatures import MOST_PORTS, DistServer
@@ -93,6 +95,7 @@ class StorageService(PartitionAnswers, DistServer):
         host: Address of this machine, on which free ports are searched.
         security: Authentication of processes that call the sampling workers.
         allow_samplers: Packages, modules or classes that clients may name as samplers.
+        allow_functions: Packages, modules or functions that clients may run.
         allow_seed_files: Whether clients may name files of this machine that hold seeds.
         channel_memory: Most bytes of batches of all producers; None: no limit.
         meet: Returns a rendezvous with other servers, given a name for it, a timeout in seconds
@@ -108,6 +111,7 @@ class StorageService(PartitionAnswers, DistServer):
         *,
         security: Security | None = None,
         allow_samplers: Sequence[str] = (),
+        allow_functions: Sequence[str] = (),
         allow_seed_files: bool = False,
         channel_memory: int | None = None,
         meet: Callable[[str, float, Sequence[int]], Rendezvous] | None = None,
@@ -115,6 +119,7 @@ class StorageService(PartitionAnswers, DistServer):
         super().__init__(dataset, server_rank, num_servers)
         self._security, self.meet = security or Security.local(), meet
         self._allowed = (_OWN_SAMPLERS, *allow_samplers)
+        self._functions = tuple(allow_functions)
         self._host, self.allow_seed_files = host, allow_seed_files
         self._started = time.monotonic()
         self._entries = ProducerTable(server_rank, channel_memory)
@@ -482,6 +487,11 @@ class StorageService(PartitionAnswers, DistServer):
             rendezvous.close()
         _at_once(self._end, [(number, 0.0) for number in ids])
         self._mark.close()
+
+    @override
+    def run_function(self, path: str, plain: dict[str, Any], tensors: dict[str, Tensor]) -> Result:
+        function = allowed_function(path, self._functions, self.server_rank)
+        return to_result(call_with(function, plain, tensors))
 
     # -- contents -------------------------------------------------------------------------------
 

@@ -378,6 +378,7 @@ def init_storage_process(
     token: str | None = None,
     insecure: bool | None = None,
     allow_samplers: Sequence[str] = (),
+    allow_functions: Sequence[str] = (),
     allow_seed_files: bool = False,
     channel_memory: int | str | None = None,
     host: str | None = None,
@@ -414,6 +415,8 @@ def init_storage_process(
             ``GIGL_LOADER_INSECURE``.
         allow_samplers: Packages, modules or classes that clients may name as samplers, besides
             those of gigl_loader.
+        allow_functions: Packages, modules or functions that clients may run in this process, by
+            ``request_server``.
         allow_seed_files: Whether clients may name files of this machine that hold seeds, as
             ``RemoteNodePathSamplerInput`` does.
         channel_memory: Most bytes of batches that this server keeps for all jobs, or a string such
@@ -463,6 +466,7 @@ def init_storage_process(
         address,
         security=security.for_workers(),
         allow_samplers=allow_samplers,
+        allow_functions=allow_functions,
         allow_seed_files=allow_seed_files,
         channel_memory=most_bytes,
     )

@@ -409,6 +409,22 @@ class DistServer(PartitionSignatures):
 
     @served
     @abstractmethod
+    def run_function(
+        self, path: str, plain: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+        """Run a function for which the server was started with leave; see ``request_server``.
+
+        Args:
+            path: Its import path.
+            plain: Its arguments, see `gigl_loader.graph_store.wire.functions`.
+            tensors: Those that are tensors.
+
+        Raises:
+            ConfigError: There is no leave, no such function, or its result cannot travel.
+        """
+
+    @served
+    @abstractmethod
     def ping(self) -> int:
         """Return this process's id, which shows that it is alive."""
 
