@@ -1,11 +1,14 @@
 """`DistDataset` with graphlearn-torch's constructor and its ``load``, which fills the object."""
 
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
 
 from gigl_loader import DistDataset as OwnDataset
 from gigl_loader.dataset.schema import EdgeDir, FilePath, NodeType
+from gigl_loader.errors import ConfigError
+from gigl_loader.runtime.glt_classes import DistDataset as GLTDataset
 
 
 class DistDataset(OwnDataset):
@@ -19,18 +22,72 @@ class DistDataset(OwnDataset):
     Args:
         num_partitions: Number of partitions; ``load`` finds it in the directory.
         partition_idx: The partition.
+        graph_partition: The edges, a ``Graph``, or a dict of them by edge type. None: the dataset
+            is empty until ``load`` or ``build``, which need no other part.
+        node_feature_partition: A ``Feature``, or a dict of them by type.
+        edge_feature_partition: The same, of edges.
+        whole_node_labels: The labels of all nodes, or a dict by type.
+        node_pb: The owner of each node, or a dict by type; for several partitions.
+        edge_pb: The same, of edges.
+        node_feat_pb: Kept as the attribute; rows are looked up by ``node_pb``.
+        edge_feat_pb: The same, of edges.
         edge_dir: Direction in which nodes are expanded. None: that of the directory, and ``"out"``
             without one.
+        graph_caching: Has to be False: ``load(..., edges="all")`` of `gigl_loader.DistDataset`
+            keeps the edges of all partitions.
+        node_split: Ids for training, validation and testing, or dicts of them by type.
+        id_filter: Kept as the attribute.
+        id_select: Kept as the attribute.
 
     Raises:
         ConfigError: A value cannot work.
     """
 
     def __init__(
-        self, num_partitions: int = 1, partition_idx: int = 0, *, edge_dir: EdgeDir | None = None
+        self,
+        num_partitions: int = 1,
+        partition_idx: int = 0,
+        graph_partition: Any = None,
+        node_feature_partition: Any = None,
+        edge_feature_partition: Any = None,
+        whole_node_labels: Any = None,
+        node_pb: Any = None,
+        edge_pb: Any = None,
+        node_feat_pb: Any = None,
+        edge_feat_pb: Any = None,
+        edge_dir: EdgeDir | None = None,
+        graph_caching: bool = False,
+        node_split: tuple[Any, Any, Any] | None = None,
+        id_filter: Callable[..., Any] | None = None,
+        id_select: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(partition_idx, num_partitions, edge_dir or "out")
         self._given_edge_dir = edge_dir
+        if graph_caching:
+            raise ConfigError(
+                "graph_caching=True is not here: gigl_loader.DistDataset.load(root, rank, "
+                'edges="all") keeps the edges of all partitions'
+            )
+        if not graph_partition:
+            return
+        functions = {"id_filter": id_filter, "id_select": id_select}
+        parts = GLTDataset(
+            num_partitions,
+            partition_idx,
+            graph_partition,
+            node_feature_partition,
+            edge_feature_partition,
+            whole_node_labels,
+            node_pb,
+            edge_pb,
+            node_feat_pb,
+            edge_feat_pb,
+            edge_dir=edge_dir or "out",
+            **{name: given for name, given in functions.items() if given is not None},
+        )
+        if node_split is not None:  # the constructor would make a number of a split with one id
+            parts.train_idx, parts.val_idx, parts.test_idx = node_split
+        self._take_parts(parts)
 
     @classmethod
     @override
