@@ -52,6 +52,10 @@ _SERVERS_OWN = "loaders and servers make it themselves; DistServer has the calls
 _QUANTIZED = (
     "feature_dtype= of partition_tables(...) stores rows in fewer bits; batches have floats"
 )
+_BY_ID = "DistDataset.get_features(ids) reads rows of nodes, of all partitions"
+_OF_TENSORS = "torch's own functions; datasets and loaders here convert what they are given"
+_CHANNEL = "BaseDistLoader.create_colocated_channel(...) makes the channel of a producer"
+_RPC_GATHER = "torch.distributed.all_gather_object(...), or on_all_ranks(...) of gigl_loader"
 _READY = "leave it out: compute processes wait for the servers when they join"
 
 ADVICE: dict[str, dict[str, str]] = {
@@ -184,6 +188,66 @@ ADVICE: dict[str, dict[str, str]] = {
         "StartEpochCmd ActiveEpochState CommandPayload SharedDistSamplingBackend",
         _SERVERS_OWN,
     ),
+    "gigl_loader.glt.channel": {
+        **_each("ShmChannel MpChannel", _CHANNEL),
+        "RemoteReceivingChannel": _STORE,
+        "QueueTimeoutError": "PeerTimeoutError of gigl_loader",
+        "SampleMessage": "a dict of tensors by graphlearn-torch's keys, which loaders take",
+    },
+    "gigl_loader.glt.data": {
+        "DeviceGroup": 'leave it out: DistDataset.to("cuda") moves a dataset to its rank\'s GPU',
+        "UnifiedTensor": 'DistDataset.to("cuda", features="host", cache=...) keeps rows so',
+        "TableDataset": "partition_tables(...), then DistDataset.load(root, rank)",
+        "sort_by_in_degree": "leave it out: a cache of DistDataset.to(...) knows what comes",
+        "random_split": "split_links(...), or masks of the graph that from_pyg reads",
+        **_each(
+            "load_vertex_feature_from_vineyard load_edge_feature_from_vineyard vineyard_to_csr "
+            "get_fid_from_gid get_frag_vertex_offset get_frag_vertex_num v6d_id_filter "
+            "v6d_id_select VineyardPartitionBook VineyardGid2Lid",
+            _PARTITION,
+        ),
+        **_each(
+            "rebuild_table_dataset reduce_table_dataset rebuild_dataset reduce_dataset "
+            "rebuild_feature reduce_feature rebuild_graph "
+            "reduce_graph",
+            "leave it out: pickle and torch.multiprocessing take a DistDataset",
+        ),
+    },
+    "gigl_loader.glt.distributed": {
+        **_each(
+            "rpc_is_initialized get_rpc_master_addr get_rpc_master_port RpcDataPartitionRouter "
+            "rpc_sync_data_partitions RpcCalleeBase rpc_register rpc_global_request_async "
+            "rpc_global_request",
+            _NO_RPC,
+        ),
+        **_each("all_gather global_all_gather", _RPC_GATHER),
+        **_each("barrier global_barrier", "torch.distributed.barrier()"),
+        "DistFeature": _BY_ID,
+        "DistGraph": "DistDataset, whose attribute graph has the edges of this partition",
+    },
+    "gigl_loader.glt.utils": {
+        "common": "its names are in gigl_loader.glt.utils",
+        "get_available_device": "torch.device, or get_available_device(rank) of gigl_loader.utils",
+        **_each("assign_device ensure_device", "torch.cuda.set_device(rank)"),
+        "CastMixin": "a class of your own",
+        "singleton": "functools.cache on a function that makes the object",
+        **_each(
+            "merge_dict count_dict merge_hetero_sampler_output format_hetero_sampler_output",
+            "loaders collate messages themselves",
+        ),
+        **_each(
+            "append_tensor_to_file load_and_concatenate_tensors",
+            "torch.save(...) and torch.load(...)",
+        ),
+        **_each("save_ckpt load_ckpt", "torch.save(model.state_dict()); loaders have state_dict()"),
+        **_each(
+            "id2idx convert_to_tensor apply_to_all_tensor share_memory squeeze index_select "
+            "tensor_equal_with_device ptr2ind coo_to_csr coo_to_csc default_id_select "
+            "default_id_filter",
+            _OF_TENSORS,
+        ),
+        **_each("glt_v6d_ext_module glt_ext_module", "nothing here is compiled at installation"),
+    },
     "gigl_loader.sampler": {
         **_each("NODE_PACKED_FEATURES_METADATA_KEY EDGE_PACKED_FEATURES_METADATA_KEY", _QUANTIZED)
     },

@@ -5,6 +5,6 @@ they find datasets, loaders, and its server-client mode over a graph store. It n
 graphlearn-torch.
 """
 
-from gigl_loader.compat.glt import distributed, sampler, typing
+from gigl_loader.compat.glt import channel, data, distributed, sampler, typing, utils
 
-__all__ = ["distributed", "sampler", "typing"]
+__all__ = ["channel", "data", "distributed", "sampler", "typing", "utils"]

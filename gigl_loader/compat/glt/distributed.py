@@ -1,5 +1,6 @@
 """graphlearn-torch's ``distributed``: datasets, loaders, and its server-client mode."""
 
+from gigl_loader.compat.advice import advise
 from gigl_loader.compat.glt.glt_dataset import DistDataset
 from gigl_loader.compat.glt.loaders import (
     DistLinkNeighborLoader,
@@ -47,3 +48,5 @@ __all__ = [
     "shutdown_client",
     "wait_and_shutdown_server",
 ]
+
+__getattr__ = advise("gigl_loader.glt.distributed")

@@ -1,5 +1,5 @@
 """Old public path of `compat.glt`: ``import gigl_loader.glt as glt``."""
 
-from gigl_loader.compat.glt import distributed, sampler, typing
+from gigl_loader.compat.glt import channel, data, distributed, sampler, typing, utils
 
-__all__ = ["distributed", "sampler", "typing"]
+__all__ = ["channel", "data", "distributed", "sampler", "typing", "utils"]

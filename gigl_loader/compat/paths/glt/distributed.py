@@ -1,5 +1,6 @@
 """Old public path of `compat.glt.distributed`."""
 
+from gigl_loader.compat.advice import advise
 from gigl_loader.compat.glt.distributed import (
     CollocatedDistSamplingWorkerOptions,
     DistContext,
@@ -43,3 +44,5 @@ __all__ = [
     "shutdown_client",
     "wait_and_shutdown_server",
 ]
+
+__getattr__ = advise("gigl_loader.glt.distributed")
