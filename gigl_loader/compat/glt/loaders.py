@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch_geometric.data import HeteroData
 
 import gigl_loader
 from gigl_loader.compat.glt.roles import joined_dataset
 from gigl_loader.compat.glt.typing import Split
-from gigl_loader.dataset.schema import EdgeDir
+from gigl_loader.dataset.schema import EdgeDir, reverse_edge_type
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.options.glt_config import NumNeighbors
@@ -123,6 +124,11 @@ class DistSubGraphLoader(gigl_loader.DistSubGraphLoader):
 class DistLinkNeighborLoader(gigl_loader.DistLinkNeighborLoader):
     """`gigl_loader.DistLinkNeighborLoader` with graphlearn-torch's arguments.
 
+    ``batch.edge_label_index`` has graphlearn-torch's rows: destinations over sources, as
+    ``edge_index`` of a graph whose nodes are expanded along outgoing edges. With several types, so
+    it is for ``edge_dir="out"`` alone, in the store of the reversed type, and so is
+    ``edge_label``; for ``"in"`` sources are above.
+
     Args:
         data: As in `DistNeighborLoader`, and so are all that are not named here.
         num_neighbors: The same.
@@ -174,8 +180,30 @@ class DistLinkNeighborLoader(gigl_loader.DistLinkNeighborLoader):
             with_weight=with_weight,
             device=to_device,
             seed=random_seed,
+            transform=_with_rows_turned if edge_dir == "out" else _with_rows_of_one_type_turned,
             **places,
         )
+
+
+def _with_rows_of_one_type_turned(batch: Any) -> Any:
+    """Turn the rows of the seed edges of a batch, unless it has types."""
+    return batch if isinstance(batch, HeteroData) else _with_rows_turned(batch)
+
+
+def _with_rows_turned(batch: Any) -> Any:
+    """Turn the rows of the seed edges of a batch; those of a type come to its reversed type."""
+    if not isinstance(batch, HeteroData):
+        if "edge_label_index" in batch:  # triplets have none
+            batch.edge_label_index = batch.edge_label_index.flip(0)
+        return batch
+    for store in batch.edge_stores:
+        if "edge_label_index" in store:
+            turned = batch[reverse_edge_type(store._key)]
+            turned.edge_label_index = store.pop("edge_label_index").flip(0)
+            if "edge_label" in store:
+                turned.edge_label = store.pop("edge_label")
+            return batch
+    return batch
 
 
 def _places(
