@@ -11,7 +11,7 @@ environment, as for a graph store; on one machine none is needed.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -37,8 +37,7 @@ _servers: GraphStoreInfo | None = None
 """The servers that this client has joined."""
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {torch.cuda.device_count: DistServer.get_device_count}
-"""Functions that scripts call on servers, and the methods that do the same: servers run no code
-that clients name."""
+"""Functions that scripts call on servers, and the methods that do the same: these take no leave."""
 
 
 def init_server(
@@ -52,6 +51,8 @@ def init_server(
     request_timeout: int = 180,
     server_group_name: str | None = None,
     is_dynamic: bool = False,
+    *,
+    allow_functions: Sequence[str] = (),
 ) -> None:
     """Serve a partition from threads of this process; returns once server 0 knows of it.
 
@@ -66,6 +67,8 @@ def init_server(
         request_timeout: Not looked at: clients have the limits.
         server_group_name: Name of the servers in ``get_context``.
         is_dynamic: Not looked at: any number of clients may come.
+        allow_functions: Packages, modules or functions that clients may run here, by
+            `request_server`. graphlearn-torch's servers run any.
 
     Raises:
         UsageError: This process is a server already.
@@ -77,7 +80,14 @@ def init_server(
     if _server is not None:
         raise UsageError("this process is a server: call wait_and_shutdown_server() first")
     info = info_of_servers(_count("num_servers", num_servers), master_addr, int(master_port))
-    _server = init_storage_process(server_rank, info, dataset, num_jobs=1, allow_seed_files=True)
+    _server = init_storage_process(
+        server_rank,
+        info,
+        dataset,
+        num_jobs=1,
+        allow_seed_files=True,
+        allow_functions=allow_functions,
+    )
     # after it, which names one client
     _set_server_context(num_servers, server_rank, _group_name(server_group_name), num_clients)
 
@@ -179,7 +189,7 @@ def async_request_server(
 ) -> "torch.futures.Future[T]":
     """Let a server call a method of `DistServer`; return a future at once.
 
-    ``torch.cuda.device_count`` is one of them: servers run no other function.
+    ``torch.cuda.device_count`` is one of them. Other functions run with leave; see ``init_server``.
 
     Raises:
         UsageError: This process has not joined.

@@ -16,6 +16,7 @@ from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.testing import TinyGraph, batch_tensors, check_same_batches
 from tests.graph_store.store_cluster import HOST, free_port, processes
+from tests.graph_store.test_functions import doubled, nothing
 
 pytestmark = pytest.mark.multiprocess
 
@@ -55,7 +56,9 @@ def _serve(port, rank, kind):
     with pytest.raises(ConfigError, match="num_servers must be at least 1"):
         gltd.init_server(0, rank, None, HOST, port)
     dataset = _partitions(kind)[rank]
-    gltd.init_server(2, rank, dataset, HOST, port, num_clients=2, server_group_name="my-servers")
+    allowed = [f"{doubled.__module__}.doubled"]
+    how: dict[str, Any] = {"server_group_name": "my-servers", "allow_functions": allowed}
+    gltd.init_server(2, rank, dataset, HOST, port, num_clients=2, **how)
     server = gltd.get_server()
     assert server is not None
     assert server.dataset.partition_idx == rank
@@ -130,7 +133,9 @@ def _asks_plain(rank, folder):
     later = gltd.async_request_server(1, server.get_tensor_size, None)
     assert later.wait()[1] == 2
     assert ask(server_rank=0, func=torch.cuda.device_count) == torch.cuda.device_count()
+    assert torch.equal(ask(1, doubled, ids, times=3), 3 * ids)
     wrongs: list[tuple[Any, str]] = [
+        ((1, nothing), "no permission to run"),
         ((0, server.get_edge_index, None, "csr"), "layout must be 'coo', got 'csr'"),
         ((0, server.get_edge_index, BUYS), "edge_type must be one of"),
         ((0, server.get_node_feature, "user", ids), "no node features of 'user'"),
