@@ -244,12 +244,8 @@ FACES = {
         "deployment.process_role": "open_loaders",
         "options.glt_config": "NumNeighbors",
     },
-    "inference": {
-    },
-    "commands": {
-        "cli": "main",
-        "diagnose": "main",
-    },
+    "inference": {},
+    "commands": {"cli": "main", "diagnose": "main"},
 }
 """What other folders may import of a folder, by module. A new name there is a decision: the face
 grows. Of `dataset`, `batch` and `sampler` it is not a dozen names: they are parts that several

@@ -210,11 +210,14 @@ def _tensor(value: Any) -> Tensor:
 
 
 def own_message(
-    message: Mapping[str, Any], names: GLTNames, seed_type: NodeType | None, batch_size: int | None
+    message: Mapping[str, Any],
+    names: GLTNames,
+    seed_type: NodeType | None,
+    batch_size: int | None,
+    *,
+    may_lack_types: bool,
 ) -> SampleMessage:
     """Return a message by our keys; what has such a key already keeps it.
-
-    Types that a message of another library does not name are empty, as our own samplers send them.
 
     Args:
         message: By graphlearn-torch's keys, all or some.
@@ -222,6 +225,7 @@ def own_message(
         seed_type: Type of the seeds; None: homogeneous.
         batch_size: Nodes that are the seeds of a message that does not name these, its first ones;
             None: seeds are edges.
+        may_lack_types: Types that it does not name are empty, as our own samplers send them.
     """
     own: SampleMessage = {}
     given = set(message)
@@ -242,8 +246,7 @@ def own_message(
     seed_type = seed_type if typed else None
     on_host = torch.tensor(typed, dtype=torch.uint8, device="cpu")
     own.setdefault(heterogeneous_field(typed).key, on_host)
-    # else it is a message of ours, which has all types that it needs
-    if typed and all(spec_of(name)[1].glt for name in own):
+    if typed and may_lack_types:
         _add_empty_types(own, names)
     if batch_size is not None and num_seeds(own, seed_type) is None:
         own[key(_SEEDS, seed_type)] = own[key(_NODES, seed_type)][:batch_size]

@@ -658,7 +658,10 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         """Return a message by our keys."""
         of_nodes = self.sampling_type is SamplingType.NODE
         seed_type = self._input_type if self._glt_names.node_types is not None else None
-        return own_message(msg, self._glt_names, seed_type, self.batch_size if of_nodes else None)
+        batch_size = self.batch_size if of_nodes else None
+        return own_message(
+            msg, self._glt_names, seed_type, batch_size, may_lack_types=self._is_of_others
+        )
 
     @property
     def _is_of_others(self) -> bool:
