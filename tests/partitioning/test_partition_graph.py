@@ -1,3 +1,4 @@
+import logging
 import os
 import pickle
 import sys
@@ -13,6 +14,7 @@ from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.partition_graph import partition_graph
+from gigl_loader.runtime import progress
 from tests.dataset.dataset_reference import (
     RING,
     SHOP,
@@ -140,9 +142,12 @@ def test_progress_by_bar_or_by_log(tmp_path, monkeypatch, capfd, caplog) -> None
     partition_graph(RING.to_pyg(), 2, tmp_path / "a")
     assert "100%" in capfd.readouterr().err
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    with caplog.at_level("INFO", logger="gigl_loader"):
+    # a logger of this test alone: what ran before in this process may have set up the other one
+    fresh = logging.getLogger("gigl_loader.tests.progress")
+    monkeypatch.setattr(progress, "_log", fresh)
+    with caplog.at_level("INFO", logger=fresh.name):
         partition_graph(RING.to_pyg(), 2, tmp_path / "b")
-    assert "partition_graph: writing partition 1" in caplog.text
+    assert "partition_graph: writing partition 1" in caplog.text, vars(fresh)
 
 
 # --- bad input and failures -----------------------------------------------------------------------
