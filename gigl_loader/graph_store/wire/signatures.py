@@ -416,7 +416,7 @@ class DistServer(PartitionSignatures):
 
         Args:
             path: Its import path.
-            plain: Its arguments, see `gigl_loader.graph_store.wire.functions`.
+            plain: Its arguments, as ``graph_store.wire.functions`` packs them.
             tensors: Those that are tensors.
 
         Raises:

@@ -190,7 +190,7 @@ def create_mp_producer(
         sampling_config: From `create_sampling_config`.
         worker_options: From `create_colocated_worker_options`.
         sampler_options: The sampler of the workers.
-        channel_name: Name of the channel in its `repr` and its errors.
+        channel_name: Name of the channel in its ``repr`` and its errors.
     """
     channel = create_colocated_channel(worker_options, channel_name)
     chosen = with_label_sampler(sampler_input, sampler_options)
@@ -209,7 +209,7 @@ def create_colocated_channel(
 
     Args:
         worker_options: With ``pin_memory``, slots are pinned.
-        channel_name: Its name in its `repr` and its errors.
+        channel_name: Its name in its ``repr`` and its errors.
         device: The CUDA device that batches go to, which pins the slots; None: the current one.
     """
     return ShmChannel(
