@@ -205,7 +205,7 @@ FACES = {
         # the sources, and what they share with servers
         "in_process.device_source": "DeviceSource PartitionedSource",
         "in_process.in_process_source": "InProcessSource",
-        "other_producer": "ProducerSource SAMPLING_ERROR SamplesForLoader is_producer",
+        "other_producer": "ProducerSource SamplesForLoader is_producer raise_sampling_error",
         "remote_interface": "ABLPInputNodes FETCHED_AS RemoteDataset server_worker_options",
         "sampled_input": "check_columns check_draw check_seed_times chosen_sampler num_batches "
         "seed_or_drawn",

@@ -21,9 +21,9 @@ from gigl_loader.batch.collate import by_anchor
 from gigl_loader.batch.message import META
 from gigl_loader.compat.gigl_types import label_edge_type_to_message_passing_edge_type
 from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
-from gigl_loader.errors import ConfigError, SamplingError
+from gigl_loader.errors import ConfigError
 from gigl_loader.sampler.options import KHopNeighborSamplerOptions, SamplerOptions
-from gigl_loader.sources.other_producer import SAMPLING_ERROR
+from gigl_loader.sources.other_producer import raise_sampling_error
 
 __all__ = [
     "SamplingClusterSetup",
@@ -158,9 +158,7 @@ def materialize_quantized_edge_features(
 
 def raise_if_sampling_error(msg: Mapping[str, Any]) -> None:
     """Raise `SamplingError` with the traceback that a sampler sent in place of a batch."""
-    if SAMPLING_ERROR in msg:
-        text = bytes(msg[SAMPLING_ERROR].cpu().numpy()).decode(errors="replace")
-        raise SamplingError("a sampler", text.strip().rpartition("\n")[2], text)
+    raise_sampling_error(msg, "a sampler")
 
 
 def label_edge_index_to_dict(label_edge_index: Tensor, num_anchors: int) -> dict[int, Tensor]:

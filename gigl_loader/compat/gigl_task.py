@@ -26,7 +26,6 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     FilePath,
     NodeType,
-    is_label_edge_type,
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError
@@ -81,7 +80,7 @@ def build_dataset_from_task_config_uri(
     arguments = _arguments(task, "inferencer" if is_inference else "trainer")
     edge_dir = arguments.get("sample_edge_direction", "in")
     most = arguments.get("max_labels_per_anchor_node")
-    splitter = None if is_inference else _splitter_of(task, arguments, edge_dir)
+    splitter = None if is_inference else _splitter_of(task, arguments)
     dataset = _build(
         task_config_uri, edge_dir, _tfrecord_uri_pattern, splitter, _place(distributed_context)
     )
@@ -233,7 +232,7 @@ def _hashed(ids: Tensor) -> Tensor:
     return torch.from_numpy(x)
 
 
-def _splitter_of(task: Message, arguments: dict[str, str], edge_dir: str) -> _HashSplitter:
+def _splitter_of(task: Message, arguments: dict[str, str]) -> _HashSplitter:
     shares = float(arguments.get("num_val", "0.1")), float(arguments.get("num_test", "0.1"))
     metadata = task["taskMetadata"]
     if "nodeBasedTaskMetadata" in metadata:
@@ -243,18 +242,8 @@ def _splitter_of(task: Message, arguments: dict[str, str], edge_dir: str) -> _Ha
         known = ", ".join(map(str, metadata.content))
         raise ConfigError(f"{metadata.where} has {known}: node and anchor tasks alone can be split")
     listed = metadata[name].get("supervisionEdgeTypes") or []
-    types = [Message(one, f"{metadata.where}, {name}") for one in listed]
-    keys = ("srcNodeType", "relation", "dstNodeType")
-    return _HashSplitter(*shares, [_triple(one, keys) for one in types])
-
-
-def _triple(message: Message, keys: tuple[str, str, str]) -> EdgeType:
-    src, relation, dst = (message.text(key) for key in keys)
-    return src, relation, dst
-
-
-def _labels(dataset: DistDataset) -> dict[EdgeType, Tensor]:
-    return {t: edges for t, edges in dataset.label_edges.items() if is_label_edge_type(t)}
+    where = f"{metadata.where}, {name}"
+    return _HashSplitter(*shares, [Message(one, where).edge_type() for one in listed])
 
 
 def _anchors(dataset: DistDataset, supervision: list[EdgeType]) -> dict[NodeType, Tensor]:
@@ -263,7 +252,7 @@ def _anchors(dataset: DistDataset, supervision: list[EdgeType]) -> dict[NodeType
     if dataset.schema.is_homogeneous_with_labeled_edge_type:
         wanted = {message_passing_to_positive_label(DEFAULT_HOMOGENEOUS_EDGE_TYPE)}
     found: dict[NodeType, list[Tensor]] = {}
-    for label_type, edges in _labels(dataset).items():
+    for label_type, edges in dataset.label_edges.items():
         if label_type in wanted:
             found.setdefault(label_type[0], []).append(edges[0])
     return {name: torch.cat(ids).unique() for name, ids in found.items()}
@@ -299,7 +288,7 @@ def _split(dataset: DistDataset, splitter: Any, parts: Iterator[DistDataset]) ->
         step = -1 if dataset.edge_dir == "in" else 1  # as the edges are stored
         edges = {
             _EdgeTypeOfGiGL(*name[::step]): ends[[0, 1][::step]]
-            for name, ends in _labels(dataset).items()
+            for name, ends in dataset.label_edges.items()
         }
         splits = split_by(splitter, edge_index=edges)
     else:

@@ -26,7 +26,7 @@ from gigl_loader.loader.seeds.ablp_input import (
     check_anchor_type,
     excluded_types,
     link_inputs,
-    supervision_of,
+    sampler_of_labels,
     supervision_types,
 )
 from gigl_loader.loader.seeds.seed_input import (
@@ -288,15 +288,14 @@ class DistABLPLoader(LoaderInSteps):
         start_loader(self, dataset, options, input_nodes, local=local, store=store)
 
     def _sampler_of(self, sampler_input: Any) -> SamplerKind:
-        inputs = sampler_input if isinstance(sampler_input, list) else [sampler_input]
-        self._supervision = supervision_of(inputs)
-        if not self._supervision:
+        sampler = sampler_of_labels(sampler_input)
+        if sampler is None:
             raise ConfigError(
                 f"a hook of {type(self).__name__} returned anchors without labels: return an "
                 "ABLPNodeSamplerInput of gigl_loader.sampler, or what super() returned"
             )
-        labels = {"supervision": tuple(self._supervision), "labels_in_input": True}
-        return ANCHOR_KIND.with_keywords(labels)
+        self._supervision = list(sampler.supervision)
+        return sampler
 
     def _own_options(self) -> dict[str, Any]:
         return {"use_label_edge_index_output": self._use_label_edge_index_output}

@@ -98,19 +98,13 @@ class Steps:
     """The options, with the sampler."""
     has_told: bool = False
     """Whether this rank took part in the exchange of inputs, or sent its error there."""
-    has_failed: bool = False
-    """Whether all ranks know of an error by that exchange."""
 
     def colocated(
         self, dataset: Any, local: LocalInput, input_nodes: Any, *, is_share: bool = False
     ) -> None:
         """Make the arguments of a loader that samples here; see `_colocated_arguments`."""
-        self.has_told = True
-        try:
-            self.made = _colocated_arguments(self, dataset, partial(local, input_nodes), is_share)
-        except Exception:
-            self.has_failed = True
-            raise
+        self.has_told, self.made = True, None
+        self.made = _colocated_arguments(self, dataset, partial(local, input_nodes), is_share)
 
     def remote(self, dataset: Any, inputs: list[NodeSamplerInput], sampler: SamplerKind) -> None:
         """Make the arguments of a loader on a graph store; see `remote_arguments`."""
@@ -279,16 +273,17 @@ def _set_up_here(
             kind = loader._sampler_of(found[0])
             steps.colocated(dataset, lambda nodes, _: (nodes, kind), found[0], is_share=True)
         made = _with_parts(steps, found)
-        make = source_maker(made["worker_options"], steps.given or options, made["device"], dataset)
+        data = made["dataset"]
+        make = source_maker(made["worker_options"], steps.given or options, made["device"], data)
         made["producer"] = make(
-            made["dataset"],
+            data,
             made["sampler_input"],
             made["sampling_config"],
             sampler_options=made["sampler_options"],
             source_options=made["source_options"],
         )
     except Exception:
-        if steps.has_failed:
+        if steps.has_told and steps.made is None:  # all ranks know of the error by that exchange
             raise
         # the others wait for this rank, at the exchange of inputs or at that of their steps
         told = report_failure_to_ranks(COULD_NOT_BUILD) if steps.has_told else error_sent_to_ranks()
@@ -450,7 +445,7 @@ def worker_options_of(
 
 
 def source_maker(
-    worker_options: WorkerOptions, given: LoaderOptions, device: torch.device, dataset: Any
+    worker_options: WorkerOptions, given: LoaderOptions, device: torch.device, data: DistDataset
 ) -> MakeSource:
     """Return a function that makes the producer, or the source without workers."""
     if isinstance(worker_options, MpDistSamplingWorkerOptions):
@@ -461,8 +456,8 @@ def source_maker(
             worker_init_fn=given.worker_init_fn,
         )
     source: MakeSource = InProcessSource
-    if getattr(dataset, "placement", None) is not None:
-        source = DeviceSource if dataset.num_partitions == 1 else PartitionedSource
+    if data.placement is not None:
+        source = DeviceSource if data.num_partitions == 1 else PartitionedSource
     return partial(source, concurrency=given.worker_concurrency, device=device)
 
 

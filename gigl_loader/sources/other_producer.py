@@ -20,7 +20,7 @@ import logging
 import math
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -69,6 +69,14 @@ class SamplesForLoader(Protocol):
 def is_producer(value: Any) -> bool:
     """Return whether ``value`` is a producer by its names, not a class of producers."""
     return isinstance(value, SamplesForLoader) and not isinstance(value, type)
+
+
+def raise_sampling_error(message: Mapping[str, Any], who: str) -> None:
+    """Raise `SamplingError` if a message of ``who`` is an error, sent in place of a batch."""
+    if SAMPLING_ERROR in message:
+        content = torch.as_tensor(message[SAMPLING_ERROR], device="cpu")
+        text = bytes(content.tolist()).decode(errors="replace")
+        raise SamplingError(who, text.strip().rpartition("\n")[2], text)
 
 
 class ProducerSource:
@@ -234,11 +242,7 @@ class ProducerSource:
                     "batch really takes that long, raise `timeout`"
                 )
         self._num_sent -= 1
-        if SAMPLING_ERROR in message:
-            text = bytes(torch.as_tensor(message[SAMPLING_ERROR], device="cpu").tolist()).decode(
-                errors="replace"
-            )
-            raise SamplingError(f"a sampler of {self.name}", text.strip().rpartition("\n")[2], text)
+        raise_sampling_error(message, f"a sampler of {self.name}")
         return message
 
     def _counted(self) -> str:

@@ -30,22 +30,21 @@ from gigl_loader.sources.sampled_input import chosen_sampler
 from gigl_loader.sources.sampling_checks import check_seeds
 
 
-def supervision_of(inputs: Sequence[Any]) -> list[EdgeType]:
-    """Return the edge types whose labels come with inputs."""
-    return list(dict.fromkeys(name for one in inputs for name in getattr(one, "supervision", ())))
+def sampler_of_labels(sampler_input: Any) -> SamplerKind | None:
+    """Return the sampler of an input, or of several, with labels; None: there are none."""
+    inputs = sampler_input if isinstance(sampler_input, list) else [sampler_input]
+    types = dict.fromkeys(name for one in inputs for name in getattr(one, "supervision", ()))
+    labels = {"supervision": tuple(types), "labels_in_input": True}
+    return ANCHOR_KIND.with_keywords(labels) if types else None
 
 
 def with_label_sampler(
     sampler_input: Any, sampler_options: SamplerOptions | None
 ) -> SamplerOptions | None:
     """Return the options of the workers' sampler: that of anchors, if the input has labels."""
-    inputs = sampler_input if isinstance(sampler_input, list) else [sampler_input]
-    supervision = supervision_of(inputs)
-    default: SamplerKind = NEIGHBOR_KIND
-    if supervision:
-        labels = {"supervision": tuple(supervision), "labels_in_input": True}
-        default = ANCHOR_KIND.with_keywords(labels)
-    return chosen_sampler(sampler_options, default, inputs[0].input_type if inputs else None)
+    first = next(iter(sampler_input), None) if isinstance(sampler_input, list) else sampler_input
+    default = sampler_of_labels(sampler_input) or NEIGHBOR_KIND
+    return chosen_sampler(sampler_options, default, getattr(first, "input_type", None))
 
 
 def link_inputs(

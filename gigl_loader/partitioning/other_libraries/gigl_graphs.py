@@ -14,7 +14,7 @@ import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset.schema import FilePath, edge_type_str
+from gigl_loader.dataset.schema import EdgeType, FilePath, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.other_libraries.foreign_graphs import (
     ForeignGraph,
@@ -71,8 +71,7 @@ def read_gigl(
             table.files, id="_id", features=table.features, label=table.label
         )
     for number, names in metadata.numbered("condensedEdgeTypeMap", "edgeTypes"):
-        types = Message(names, metadata.where)
-        edge_type = (types.text("srcNodeType"), types.text("relation"), types.text("dstNodeType"))
+        edge_type = Message(names, metadata.where).edge_type()
         output = edges[number]
         ids = {"_src": output.text("srcNodeIdKey"), "_dst": output.text("dstNodeIdKey")}
         graph.edges[edge_type] = []
@@ -150,6 +149,10 @@ class Message:
         if not isinstance(value, str) or not value:
             raise ConfigError(f"{self.where}: {name} must be text, got {value!r}")
         return value
+
+    def edge_type(self) -> EdgeType:
+        """Return the edge type that this message names."""
+        return self.text("srcNodeType"), self.text("relation"), self.text("dstNodeType")
 
     def numbered(self, by_number: str, listed: str) -> Iterator[tuple[str, Any]]:
         """Yield (number, value): of a map by number or, where it is not given, of a list."""
