@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -150,6 +151,27 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if another_file and len(gc.get_objects()) > _FEW_OBJECTS:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _loggers_stay() -> Iterator[None]:
+    """Undo what a test, or a library in it, does to loggers that other tests read.
+
+    In full runs lines in Ray's format came to a test that expects none, and no line to one that
+    expects some, each after others in the same process.
+    """
+    known = list(logging.root.manager.loggerDict.values())
+    ours = [
+        one
+        for one in known
+        if isinstance(one, logging.Logger) and one.name.startswith("gigl_loader")
+    ]
+    before = [(one, one.level, one.disabled, one.propagate) for one in (logging.root, *ours)]
+    yield
+    for logger, level, disabled, propagate in before:
+        logger.disabled, logger.propagate = disabled, propagate
+        if logger.level != level:
+            logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
