@@ -1,6 +1,7 @@
 from gigl_loader.batch.check_padding import check_padding as check_padding
 from gigl_loader.batch.device.prefetch import DevicePrefetcher as DevicePrefetcher
 from gigl_loader.batch.padding import padding_sizes as padding_sizes
+from gigl_loader.batch.tokens import Tokens as Tokens
 from gigl_loader.compat.gigl_task import (
     build_dataset_from_task_config_uri as build_dataset_from_task_config_uri,
 )
@@ -84,6 +85,7 @@ from gigl_loader.sampler.options import FeatureStoreOptions as FeatureStoreOptio
 from gigl_loader.sampler.options import KHopNeighborSamplerOptions as KHopNeighborSamplerOptions
 from gigl_loader.sampler.options import PPRSamplerOptions as PPRSamplerOptions
 from gigl_loader.sampler.options import SamplerOptions as SamplerOptions
+from gigl_loader.sampler.options import TokenOptions as TokenOptions
 from gigl_loader.sources.node_input import NodeSamplerInput as NodeSamplerInput
 from gigl_loader.sources.remote_interface import ABLPInputNodes as ABLPInputNodes
 from gigl_loader.sources.workers.producer import DistSamplingProducer as DistSamplingProducer

@@ -147,12 +147,13 @@ FACES = {
         "message": "AT_ONCE_EPOCH AT_ONCE_STREAM Attempt Axis BATCH BatchCounts BatchTicket EDGE "
         "EDGES_PER_HOP EDGE_FEATURES EDGE_INDEX EDGE_INPUT_ID EDGE_LABEL EDGE_ROWS EDGE_TARGETS "
         "Field HOP INPUT_ID META NODE NODES_PER_HOP NODE_FEATURES NODE_ROWS ROWS ROWS_OF Received "
-        "SEED_GROUP SEED_TIME SampleMessage SeedEdges TREE declared heterogeneous_field "
+        "SEED_GROUP SEED_TIME SampleMessage SeedEdges TOKENS TREE declared heterogeneous_field "
         "is_heterogeneous key keys_of_type label_column label_keys scales_key spec_of "
         "stays_on_host",
         "padding": "LEAST_DEAD PAD_ATTRIBUTES PadShape padded",
         "slots": "SlotWriter Written layout_of write_fields",
         "splitting": "SeedLayout split_to_fit",
+        "tokens": "tokens_of",
     },
     "sampler": {
         # for loaders: which sampler, and what its batches may be
@@ -176,8 +177,8 @@ FACES = {
         "options": "CustomSamplerOptions DEFAULT_GROUPS_PER_BATCH DEFAULT_MAX_RESTARTS "
         "DEFAULT_RECONNECT_S DEFAULT_TIMEOUT_S EvenRanks Exchange ExpansionKeywords "
         "ExpansionOptions FeatureStoreOptions GROUPS KHopNeighborSamplerOptions PPRSamplerOptions "
-        "SamplerOptions Shard Shuffle SourceOptions check_reconnect check_seed may_be_one_machine "
-        "options_of_batches reads_same_memory",
+        "SamplerOptions Shard Shuffle SourceOptions TokenOptions check_reconnect check_seed "
+        "may_be_one_machine options_of_batches reads_same_memory",
         # for sources: input and output; for those who carry requests, both forms
         "plan": "DRAWN_BYTES DrawRequest Drawn Peers RowsAnswer RowsRequest SampleRequest Sampler "
         "SamplingPlan SeedInput draw_version",

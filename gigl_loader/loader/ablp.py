@@ -39,7 +39,7 @@ from gigl_loader.loader.seeds.seed_input import (
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.runtime.user_functions import check_overrides
 from gigl_loader.sampler.anchors import ANCHOR_KIND
-from gigl_loader.sampler.options import SamplerOptions, Shuffle
+from gigl_loader.sampler.options import PPRSamplerOptions, SamplerOptions, Shuffle
 from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.remote_interface import ABLPInputNodes, RemoteDataset
 
@@ -129,6 +129,8 @@ class DistABLPLoader(LoaderInSteps):
             the attribute; None: any age.
         with_hop (bool): Whether each node has its ``hop``, ``[num_nodes]`` int64: the hop in which
             it was found first, 0 for seeds. Dead nodes of ``pad=`` have 0.
+        tokens (TokenOptions | None): Give each seed a sequence of nodes, ``batch.tokens``, as graph
+            transformers read it; see the page "Sequences for transformers". None: there is none.
 
     Ranks:
         shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:
@@ -257,6 +259,12 @@ class DistABLPLoader(LoaderInSteps):
             raise ConfigError(
                 "exclude_supervision looks for copies among merged nodes: it cannot be combined "
                 "with disjoint or timed trees"
+            )
+        ppr = isinstance(options.sampler_options, PPRSamplerOptions)
+        if exclude_supervision and ppr and options.expansion.tokens is not None:
+            raise ConfigError(
+                "exclude_supervision with PPR leaves out the positives of a whole batch, and "
+                "tokens of a seed do not depend on the others: leave one of the three out"
             )
         self._use_label_edge_index_output = use_label_edge_index_output
 

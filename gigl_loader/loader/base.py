@@ -24,6 +24,7 @@ from gigl_loader.batch.edge_ids import answer_for_edge_ids
 from gigl_loader.batch.glt_message import GLTMessage, GLTNames, own_message, with_ppr_outputs
 from gigl_loader.batch.message import Received, SampleMessage, is_heterogeneous, stays_on_host
 from gigl_loader.batch.padding import PAD_ATTRIBUTES
+from gigl_loader.batch.tokens import tokens_of
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.loader.deployment import process_role
@@ -685,6 +686,10 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             batch = to_data(msg)
         if not self.with_edge:
             answer_for_edge_ids(batch)
+        options = self._source.source_options.expansion.tokens
+        if options is not None:
+            schema, seeds = self._dataset_schema, self._input_type
+            batch.tokens = tokens_of(msg, options, schema, self.edge_dir, seeds)
         return batch
 
     def _apply_ppr_outputs(

@@ -488,7 +488,7 @@ def _check_colocated(
     whole, sampler = make_input(data)
     # `make_plan` checks this too, but only in the producer, when this rank has already reported
     # success to the others.
-    check_seed_times(data.view(), whole, given.expansion.time_attr)
+    check_seed_times(data.view(), whole, given.expansion.time_attr, given.expansion.tokens)
     config = given.sampling_config(data.schema)
     check_columns(data.view(), with_edge=config.with_edge)
     return data, whole, sampler, config

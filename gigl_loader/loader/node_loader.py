@@ -105,6 +105,8 @@ class DistNeighborLoader(LoaderInSteps):
             the attribute; None: any age.
         with_hop (bool): Whether each node has its ``hop``, ``[num_nodes]`` int64: the hop in which
             it was found first, 0 for seeds. Dead nodes of ``pad=`` have 0.
+        tokens (TokenOptions | None): Give each seed a sequence of nodes, ``batch.tokens``, as graph
+            transformers read it; see the page "Sequences for transformers". None: there is none.
 
     Ranks:
         shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:
@@ -387,6 +389,8 @@ class DistSubGraphLoader(DistNeighborLoader):
             the attribute; None: any age.
         with_hop (bool): Whether each node has its ``hop``, ``[num_nodes]`` int64: the hop in which
             it was found first, 0 for seeds. Dead nodes of ``pad=`` have 0.
+        tokens (TokenOptions | None): Give each seed a sequence of nodes, ``batch.tokens``, as graph
+            transformers read it; see the page "Sequences for transformers". None: there is none.
 
     Ranks:
         shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:

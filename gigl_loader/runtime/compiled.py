@@ -28,6 +28,7 @@ _PURPOSES = {
     "compiled": _OF_ALL,  # what all kernels share
     "packing_kernels": "kernels that pack ids for other machines",
     "ppr_kernels": "kernels of personalised PageRank",
+    "token_kernels": "kernels of tokens",
     "tree_kernels": "kernels of disjoint and temporal sampling",
     "weighted_kernels": "kernels of draws by weight and of LABOR",
     "kernels": "kernels of the row cache",

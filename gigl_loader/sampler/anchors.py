@@ -24,6 +24,7 @@ from gigl_loader.sampler.plan import Draw, Drawn, Field, Peers, SampleRequest, S
 from gigl_loader.sampler.roots import NodeRoots, RootFields
 from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.sampler.sampler_kinds import SamplerKind
+from gigl_loader.sampler.tokens import TokenNodes
 
 _LABEL_TYPES = {
     POSITIVE: message_passing_to_positive_label,
@@ -105,6 +106,11 @@ class AnchorRoots:
         copies = self._without_copies(request.seeds, nodes, label_sets)
         return RootFields(fields, copies.keep_edges, copies.dropped)
 
+    @property
+    def excludes(self) -> bool:
+        """Whether edges of batches are left out."""
+        return bool(self._exclude)
+
     def _ask_input(
         self, edge_type: EdgeType, sign: str, request: SampleRequest
     ) -> Callable[[], tuple[Array, Array]] | None:
@@ -142,25 +148,32 @@ class AnchorRoots:
         # Links name positions in the batch. A repeated anchor has two positions, and
         # `_WithoutCopies` knows it by the label of its first one.
         firsts = nodes.find(self._plan.input_type, seeds)
+        forest = nodes.forest if isinstance(nodes, TokenNodes) else None
+        # In trees, a positive is removed from those of its own anchor and of its label node: no
+        # tree depends on other anchors.
         positives = [
-            (labels.edge_type, np.stack([firsts[labels.links[0]], labels.links[1]]))
+            (
+                labels.edge_type,
+                np.stack([firsts[labels.links[0]], labels.links[1]]),
+                labels.links[0] * (forest is not None),
+            )
             for labels in label_sets
             if labels.sign == POSITIVE
         ]
         keys = {}
         for copy_type in self._exclude:
-            _, neighbor = self._reader.ends(copy_type)
+            expanded, neighbor = self._reader.ends(copy_type)
             ends = [
-                directed
-                for edge_type, links in positives
+                np.concatenate([directed, anchors[None]])
+                for edge_type, links, anchors in positives
                 for directed in _as_edges_of(copy_type, edge_type, links)
             ]
-            src, dst = np.concatenate([np.empty((2, 0), np.int64), *ends], axis=1)
+            src, dst, anchor = np.concatenate([np.empty((3, 0), np.int64), *ends], axis=1)
             by_target = self._reader.view.edge_dir == "in"
-            expanded, other = (dst, src) if by_target else (src, dst)
+            own, other = (dst, src) if by_target else (src, dst)
             # one number for a pair of roots, as the other label is below ``roots[neighbor]``
-            keys[copy_type] = expanded * roots[neighbor] + other
-        return _WithoutCopies(self._reader, nodes, keys, roots)
+            keys[copy_type] = (anchor * roots[expanded] + own) * roots[neighbor] + other
+        return _WithoutCopies(self._reader, nodes, keys, roots, forest)
 
 
 @dataclass(frozen=True)
@@ -170,9 +183,12 @@ class _WithoutCopies:
     reader: GraphReader
     nodes: BatchNodes
     keys: dict[EdgeType, Array]
-    """``[num_links]`` int64: label of the expanded node * roots of the other type + other label."""
+    """``[num_links]`` int64: label of the expanded node * roots of the other type + other label; in
+    trees, the anchor * roots of the expanded type is added to the first label."""
     roots: dict[NodeType, int]
     """Roots of each type."""
+    forest: BatchNodes | None = None
+    """Trees that are grown in place of ``nodes``, which has their roots."""
 
     def dropped(self) -> dict[EdgeType, tuple[Array, Array]]:
         """Return the copies by ids: the nodes that are expanded, and their neighbours."""
@@ -188,15 +204,22 @@ class _WithoutCopies:
         if edge_type not in self.keys:
             return targets, drawn
         expanded, neighbor = self.reader.ends(edge_type)
-        positions = np.flatnonzero(targets < self.roots[expanded])  # both ends of a link are roots
+        labels = targets
+        if self.forest is not None:
+            labels = self.nodes.find(expanded, self.forest.ids(expanded)[targets])
+        # both ends of a link are roots
+        positions = np.flatnonzero((labels >= 0) & (labels < self.roots[expanded]))
         # After the first hop no root is expanded: most calls end here.
         if positions.size == 0:
             return targets, drawn
         others = self.nodes.find(neighbor, drawn.neighbors[positions])
         is_root = (others >= 0) & (others < self.roots[neighbor])
         positions, others = positions[is_root], others[is_root]
-        own = self.nodes.ids(expanded)[targets[positions]]
+        own = self.nodes.ids(expanded)[labels[positions]]
         firsts = self.nodes.find(expanded, own)  # a repeated anchor counts as its first
+        if self.forest is not None:
+            anchors = self.forest.seeds[self.forest.trees(expanded)[targets[positions]]]
+            firsts = anchors * self.roots[expanded] + firsts
         keys = firsts * self.roots[neighbor] + others
         gone = positions[np.isin(keys, self.keys[edge_type])]
         if gone.size == 0:

@@ -5,7 +5,7 @@ have PyG's meaning; edges of an induced subgraph in other partitions are request
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -135,6 +135,8 @@ class Expansion:
                 trees = self._nodes.trees(expanded, start, stop)
                 # An edge type may lack times that others have: its neighbours are of any time.
                 of_trees = limits.of(trees) if limits and draw.timed else TreesAndTimes(trees)
+                if (places := self._nodes.places) is not None:
+                    of_trees = replace(of_trees, tree=places[trees])
             pending.append((edge_type, start, self._reader.draw(draw, nodes, of_trees)))
         for edge_type, start, drawn in pending:  # all are requested before the first wait
             # In the order of the plan, not of arrival: this order decides the labels.

@@ -38,6 +38,7 @@ from gigl_loader.sampler.roots import (
 from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.sampler.rows.row_exchange import FeatureRows, Split
 from gigl_loader.sampler.sampler_kinds import SamplerKind
+from gigl_loader.sampler.tokens import TokenMaker, TokenNodes, ticket_of_tokens
 
 
 class NeighborSampler:
@@ -56,6 +57,9 @@ class NeighborSampler:
         roots: Makes the roots, given a reader; None: `NodeRoots`, the seeds themselves.
     """
 
+    _in_trees = True
+    """Whether tokens come from trees."""
+
     def __init__(
         self,
         view: PartitionView[Array],
@@ -67,9 +71,16 @@ class NeighborSampler:
         self._reader = GraphReader(view, peers)
         self._roots: Roots = NodeRoots(self._reader, plan) if roots is None else roots(self._reader)
         how = plan.expansion
-        self.nodes = BatchNodes(view.num_nodes, disjoint=how.in_trees, by_time=how.by_time)
+        self.grown = BatchNodes(view.num_nodes, disjoint=how.draws_in_trees, by_time=how.by_time)
+        """The nodes that hops find; with tokens, those that become tokens are `nodes`."""
         self.times = SeedTimes(self._reader, plan)
-        self._expansion = Expansion(self._reader, plan, self.nodes, self.times)
+        self.nodes: BatchNodes = self.grown
+        """The nodes of the batch."""
+        self.tokens: TokenMaker | None = None
+        if how.tokens is not None:
+            self.nodes = TokenNodes(view.num_nodes, self.grown if self._in_trees else None)
+            self.tokens = TokenMaker(self._reader, plan, self.times)
+        self._expansion = Expansion(self._reader, plan, self.grown, self.times)
         self._elsewhere: FeatureRows | None = None
         if plan.feature_store is not None:
             self._elsewhere = FeatureRows(plan.feature_store, view)
@@ -91,6 +102,11 @@ class NeighborSampler:
         }
         """Further attributes of a type, and their keys."""
 
+    @property
+    def leaves_out_edges(self) -> bool:
+        """Whether the roots filter drawn edges."""
+        return bool(getattr(self._roots, "excludes", False))
+
     def _in_batch(self, graph_type: Any) -> Any:
         """Return a type as batches name it; None: homogeneous."""
         if not self._view.is_heterogeneous:
@@ -103,15 +119,30 @@ class NeighborSampler:
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields of the batch of ``request``."""
         placed = self.place(request)
+        if self.tokens is not None:
+            return self._with_tokens(request, placed, self.tokens)
         sampled = self._expansion.run(request.ticket, placed.keep_edges)
         # Fields are written after this returns, and before the next call: they may read the labels
         # and edges of this batch in place.
         return [*placed.fields, *self._node_fields(sampled), *self._edge_fields(sampled)]
 
+    def _with_tokens(
+        self, request: SampleRequest, placed: RootFields, maker: TokenMaker
+    ) -> Sequence[Field]:
+        assert isinstance(self.nodes, TokenNodes)
+        grown = self._expansion.run(ticket_of_tokens(request.ticket), placed.keep_edges)
+        sampled, tokens = maker.of_trees(request, self.nodes, grown)
+        return [*placed.fields, *self._node_fields(sampled), *self._edge_fields(sampled), *tokens]
+
     def place(self, request: SampleRequest) -> RootFields:
         """Put the roots of a batch into `nodes`, which forgets the previous batch."""
         self.nodes.reset(self.times.of(request))
-        return self._roots.place(request, self.nodes)
+        placed = self._roots.place(request, self.nodes)
+        if self.tokens is not None and self._in_trees:
+            # By the positions of seeds in the input, not in the batch: whatever else is in it,
+            # trees are the same.
+            self.grown.places = request.input_id[self.grown.seeds]
+        return placed
 
     def _node_fields(self, sampled: Sampled) -> list[Field]:
         fields = []

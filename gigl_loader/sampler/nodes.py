@@ -138,6 +138,10 @@ class TreeLabels:
         tree_kernels.enter(*where, self._entered, self.count)
         self._entered = self.count
 
+    def replace(self, keys: Array) -> None:
+        """Have these keys, which were labelled elsewhere; they are read alone from then on."""
+        self._keys, self.count = keys, keys.size
+
     def _make_room(self, more: int) -> None:
         need = self.count + more
         if need > self._keys.size:
@@ -175,6 +179,8 @@ class BatchNodes:
         self._tree_of_seed = np.empty(0, np.int64)
         self.seed_times: Array | None = None
         """``[batch_size]``, the time of each seed; None without times."""
+        self.places: Array | None = None
+        """``[num_trees]`` int64, numbers of trees in the keys of draws; None: their own."""
 
     def reset(self, seed_times: Array | None = None) -> None:
         """Forget the previous batch; ``seed_times`` are the times of the next one's seeds."""
@@ -235,6 +241,10 @@ class BatchNodes:
         trees = self._trees_of(ids, seeds)
         return self._apart[node_type].label(ids, trees, self._num_trees)
 
+    def add(self, node_type: NodeType, ids: Array) -> Array:
+        """Return the labels of ``ids``, new ones if needed; for merged nodes that are no roots."""
+        return self._merged[node_type].label(ids)
+
     def find(self, node_type: NodeType, ids: Array) -> Array:
         """Return the label of each of ``ids``, -1 if it has none; for merged nodes only."""
         return self._merged[node_type].find(ids)
@@ -261,6 +271,11 @@ class BatchNodes:
         labels = self._apart[node_type]
         trees: Array = labels.nodes[start:stop] >> labels.bits
         return trees
+
+    def replace(self, keys: Mapping[NodeType, Array]) -> None:
+        """Have the keys of trees that were grown elsewhere, from the roots that are here."""
+        for name, labels in self._apart.items():
+            labels.replace(keys[name])
 
     def write_seeds(self, node_type: NodeType, out: Array) -> None:
         """Write the seed of each node's tree to ``out``, ``[count]`` int64."""

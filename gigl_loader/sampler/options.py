@@ -166,10 +166,10 @@ class PPRSamplerOptions:
             raise ConfigError(f"PPRSamplerOptions.alpha must be in (0, 1), got {self.alpha!r}")
         if not 0 < self.eps < math.inf:
             raise ConfigError(f"PPRSamplerOptions.eps must be > 0, got {self.eps!r}")
-        _check_count("max_ppr_nodes", self.max_ppr_nodes, 1)
-        _check_count("num_neighbors_per_hop", self.num_neighbors_per_hop, 1)
+        _check_count("PPRSamplerOptions.max_ppr_nodes", self.max_ppr_nodes, 1)
+        _check_count("PPRSamplerOptions.num_neighbors_per_hop", self.num_neighbors_per_hop, 1)
         if self.max_fetch_iterations is not None:
-            _check_count("max_fetch_iterations", self.max_fetch_iterations, 1)
+            _check_count("PPRSamplerOptions.max_fetch_iterations", self.max_fetch_iterations, 1)
         _check_channels(self.typed_channel_ratios)
 
     @property
@@ -216,12 +216,10 @@ def _check_channels(ratios: dict[Channel, float] | None) -> None:
         )
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
+def _check_count(name: str, value: Any, least: int, below: int = 2**31) -> None:
     # for isinstance(), True is an int
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-        raise ConfigError(
-            f"PPRSamplerOptions.{name} must be an integer in [{least}, 2**31), got {value!r}"
-        )
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < below:
+        raise ConfigError(f"{name} must be an integer in [{least}, {below}), got {value!r}")
 
 
 SamplerOptions = KHopNeighborSamplerOptions | CustomSamplerOptions | PPRSamplerOptions
@@ -248,6 +246,71 @@ SAMPLING_METHODS = get_args(SamplingMethod)
 BY_TIME: Literal["by_time"] = "by_time"
 
 
+TokenOrder = Literal["hop", "score", "time", "random"]
+TokenFill = Literal["pad", "repeat"]
+TokenLayout = Literal["padded", "varlen"]
+TOKEN_ORDERS, TOKEN_FILLS = get_args(TokenOrder), get_args(TokenFill)
+TOKEN_LAYOUTS = get_args(TokenLayout)
+_MOST_TOKENS = 2**20
+_LONGEST_WALK = 1024
+
+
+@dataclass(frozen=True)
+class TokenOptions:
+    """Give each seed a sequence of nodes, which graph transformers read: ``batch.tokens``.
+
+    A seed's tokens come from its own tree, or are its own PPR nodes, so they depend on the seed,
+    its time, its position in the loader's input, and the epoch, never on the other seeds of a
+    batch. The batch has the nodes that are tokens, each once, and the edges that were drawn between
+    two tokens of one seed; with PPR it is the batch without tokens. See `gigl_loader.Tokens`.
+
+    Raises:
+        ConfigError: A value is unknown, or two of them cannot work together.
+    """
+
+    max_tokens: int
+    """Most tokens of a seed, itself included; the others are left out from the end."""
+    order: TokenOrder = "hop"
+    """Order of the tokens behind the seed. ``"hop"``: by hop, then in the order of the tree:
+    parents in the order of tokens, edge types sorted, edges as drawn; with PPR by hop, then score.
+    ``"score"``: by descending PPR score. ``"time"``: the latest first, nodes without a time last.
+    ``"random"``: a new order in each epoch. Ties are in the order of the tree, or by score."""
+    fill: TokenFill = "pad"
+    """What a seed with fewer tokens gets. ``"pad"``: padding. ``"repeat"``: its own tokens again,
+    drawn with replacement from those behind the seed; a seed without any repeats itself."""
+    pairs: bool = False
+    """Whether there is ``tokens.pair``, the edges drawn between tokens of one seed."""
+    layout: TokenLayout = "padded"
+    """``"padded"``: ``[seeds, max_tokens]``; ``"varlen"``: ``[tokens]``, with ``cu_seqlens``."""
+    walk_length: int = 0
+    """Steps of ``tokens.walk``, the random-walk landing probabilities; 0: none."""
+    with_degree: bool = False
+    """Whether there is ``tokens.degree``."""
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("order", TOKEN_ORDERS),
+            ("fill", TOKEN_FILLS),
+            ("layout", TOKEN_LAYOUTS),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"TokenOptions.{name} must be one of {known}, got {getattr(self, name)!r}"
+                )
+        _check_count("TokenOptions.max_tokens", self.max_tokens, 1, _MOST_TOKENS)
+        _check_count("TokenOptions.walk_length", self.walk_length, 0, _LONGEST_WALK)
+        for name in ("pairs", "with_degree"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    f"TokenOptions.{name} must be True or False, got {getattr(self, name)!r}"
+                )
+        if self.fill == "repeat" and self.layout == "varlen":
+            raise ConfigError(
+                'TokenOptions: fill="repeat" fills places up to max_tokens, and layout="varlen" '
+                "has none to fill: leave one of them out"
+            )
+
+
 class ExpansionKeywords(TypedDict, total=False):
     """Names and types of the fields of `ExpansionOptions`, as keywords of loaders."""
 
@@ -258,6 +321,7 @@ class ExpansionKeywords(TypedDict, total=False):
     time_window: float | None
     sampling_method: SamplingMethod
     with_hop: bool
+    tokens: TokenOptions | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +352,9 @@ class ExpansionOptions:
     with_hop: bool = False
     """Whether each node has its ``hop``, ``[num_nodes]`` int64: the hop in which it was found
     first, 0 for seeds. Dead nodes of ``pad=`` have 0."""
+    tokens: TokenOptions | None = None
+    """Give each seed a sequence of nodes, ``batch.tokens``, as graph transformers read it; see the
+    page "Sequences for transformers". None: there is none."""
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -315,6 +382,26 @@ class ExpansionOptions:
                 'sampling_method="labor" lets seeds share neighbours, which disjoint or timed '
                 "trees do not: leave one of them out"
             )
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        if self.tokens is None:
+            return
+        if not isinstance(self.tokens, TokenOptions):
+            raise ConfigError(f"tokens must be TokenOptions(max_tokens, ...), got {self.tokens!r}")
+        for name, what in (
+            ("disjoint", "each seed has a tree of its own, and each node one row in the batch"),
+            ("subgraph_type", "they are nodes of the seed's tree"),
+            ("sampling_method", "seeds may not share neighbours"),
+            ("with_hop", "tokens.hop has the hop of each token, in its seed's own tree"),
+        ):
+            value = getattr(self, name)
+            if value not in (False, "directional", "uniform"):
+                raise ConfigError(
+                    f"{name}={value!r} cannot be combined with tokens: {what}; leave it out"
+                )
+        if self.tokens.order == "time" and self.time_attr is None:
+            raise ConfigError('TokenOptions.order="time" needs time_attr')
 
     def _check_time(self) -> None:
         if self.time_attr is None:
@@ -331,8 +418,13 @@ class ExpansionOptions:
 
     @property
     def in_trees(self) -> bool:
-        """Whether there are disjoint trees."""
-        return bool(self.disjoint) or self.time_attr is not None
+        """Whether batches are disjoint trees."""
+        return self.draws_in_trees and self.tokens is None
+
+    @property
+    def draws_in_trees(self) -> bool:
+        """Whether neighbours are drawn for the trees of seeds."""
+        return bool(self.disjoint) or self.time_attr is not None or self.tokens is not None
 
     @property
     def by_time(self) -> bool:

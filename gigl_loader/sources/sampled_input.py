@@ -27,6 +27,7 @@ from gigl_loader.sampler.options import (
     PPRSamplerOptions,
     SamplerOptions,
     SourceOptions,
+    TokenOptions,
 )
 from gigl_loader.sampler.plan import DRAWN_BYTES, SamplingPlan, SeedInput
 from gigl_loader.sampler.ppr.ppr_sampler import PPR_KIND, ppr_around
@@ -172,7 +173,8 @@ def make_plan(
     channel_bytes: int = 4 * 10**9,
 ) -> SamplingPlan:
     """Return the workers' plan for a GLT ``SamplingConfig``, and for messages of a channel."""
-    check_seed_times(view, sampler_input, options.expansion.time_attr)
+    expansion = options.expansion
+    check_seed_times(view, sampler_input, expansion.time_attr, expansion.tokens)
     check_draw(with_weight=config.with_weight, time_attr=options.expansion.time_attr)
     groups = (getattr(sampler_input, "extra", None) or {}).get(SEED_GROUP, ())
     if options.groups_per_batch is not None and len(groups) != len(sampler_input):
@@ -216,7 +218,8 @@ def kernels_of(
         "packed": has_peers,
         "cached": caches,
         "merged": not plan.expansion.in_trees,
-        "trees": plan.expansion.in_trees,
+        "trees": plan.expansion.draws_in_trees,
+        "tokens": plan.expansion.tokens is not None,
         "times": plan.expansion.time_attr is not None,
         "weighted": plan.with_weight,
         plan.expansion.sampling_method: True,
@@ -274,14 +277,26 @@ def check_columns(
         raise ConfigError(f"with_edge=True, but edge types {missing} keep no edge ids")
 
 
-def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | None) -> None:
+def check_seed_times(
+    view: PartitionView,
+    sampler_input: Any,
+    time_attr: str | None,
+    tokens: TokenOptions | None = None,
+) -> None:
     """Check that each seed of a timed loader has a time that can be compared.
 
     Raises:
-        ConfigError: Seeds have no time, or one with a fraction where the graph's have none.
+        ConfigError: Seeds have no time, or one with a fraction where the graph's have none; or
+            tokens are to be in the order of times that no node has.
     """
     if time_attr is None:
         return
+    of_nodes = any((name, time_attr) in view.node_attributes for name in view.num_nodes)
+    if tokens is not None and tokens.order == "time" and not of_nodes:
+        raise ConfigError(
+            f'TokenOptions.order="time" is by times of nodes, and no node has {time_attr!r}: give '
+            "another order"
+        )
     node_type = sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
     given = (getattr(sampler_input, "extra", None) or {}).get(SEED_TIME)
     if given is None:

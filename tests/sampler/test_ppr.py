@@ -168,7 +168,9 @@ def test_the_top_is_of_the_largest_scores_and_fills_up_with_residuals() -> None:
 
 def _top(rows: list[tuple[int, int, float, float]]) -> Any:
     seed, ids, score, near = (np.array([row[i] for row in rows]) for i in range(4))
-    return TopNodes(seed.astype(int), ids.astype(int), np.stack([score, near], 1))
+    return TopNodes(
+        seed.astype(int), ids.astype(int), np.stack([score, near], 1), 0 * seed.astype(int)
+    )
 
 
 def test_channels_fill_their_positions_and_then_the_best_do() -> None:

@@ -34,6 +34,7 @@ from gigl_loader.sampler.options import (
     DEFAULT_RECONNECT_S,
     DEFAULT_TIMEOUT_S,
     GROUPS,
+    CustomSamplerOptions,
     EvenRanks,
     Exchange,
     ExpansionKeywords,
@@ -165,7 +166,9 @@ class LoaderOptions:
             # The push decides how far it goes, so no fanout was given. A list of one hop passes the
             # checks of fanouts, and becomes the edge types that may be walked.
             num_neighbors = [1]  # only its edge types count
-        return cls(num_neighbors=num_neighbors, expansion=ExpansionOptions(**grown), **given)
+        options = cls(num_neighbors=num_neighbors, expansion=ExpansionOptions(**grown), **given)
+        options._check_tokens()  # here alone: the sampler is still the user's
+        return options
 
     def __post_init__(self) -> None:
         positive("batch_size", self.batch_size)
@@ -246,6 +249,33 @@ class LoaderOptions:
         if self.pad is not False and self.transform_sampler_output is not None:
             raise ConfigError(
                 "pad needs batches as they were sampled: leave transform_sampler_output out, or pad"
+            )
+
+    def _check_tokens(self) -> None:
+        """Raise `ConfigError` if there can be no tokens with another option."""
+        tokens, sampler = self.expansion.tokens, self.sampler_options
+        if tokens is None:
+            return
+        with_ppr = isinstance(sampler, PPRSamplerOptions)
+        if tokens.order == "score" and not with_ppr:
+            raise ConfigError(
+                'TokenOptions.order="score" is by PPR scores: give sampler_options='
+                "PPRSamplerOptions(), or another order"
+            )
+        if isinstance(sampler, PPRSamplerOptions) and sampler.max_fetch_iterations is not None:
+            raise ConfigError(
+                "max_fetch_iterations of PPRSamplerOptions counts rounds of a whole batch, and "
+                "tokens of a seed do not depend on the others: leave one of them out"
+            )
+        if isinstance(sampler, CustomSamplerOptions):
+            raise ConfigError(
+                f"tokens are made by this package's samplers, not by {sampler.class_path}: leave "
+                "one of them out"
+            )
+        if self.transform_sampler_output is not None:
+            raise ConfigError(
+                "transform_sampler_output changes the nodes that tokens refer to: leave it out, or "
+                "tokens"
             )
 
     def _check_fanouts_agree(self) -> None:
@@ -332,7 +362,7 @@ class LoaderOptions:
     def _check_ppr(self, options: PPRSamplerOptions, schema: DatasetSchema) -> None:
         if self.is_weighted:
             raise ConfigError(PPR_IS_UNWEIGHTED)
-        if self.expansion != ExpansionOptions():
+        if dataclasses.replace(self.expansion, tokens=None) != ExpansionOptions():
             raise ConfigError(
                 f"{self.expansion} cannot be combined with PPRSamplerOptions, which take the nodes "
                 "of largest score and no trees, times or hops: leave one of them out"

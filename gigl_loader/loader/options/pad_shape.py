@@ -1,7 +1,7 @@
 """``pad=``: its check, and the shape that it gives the batches of a loader."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -109,6 +109,11 @@ def make_padding(
         if one is not None:
             _check_memory(one, pad, schema)
     may_split = not enough and larger is None
+    if may_split and given.expansion.tokens is not None:
+        raise ConfigError(
+            f"pad={pad!r} may split batches, and tokens of a batch are not split: add "
+            '"larger": "bound", or give pad=True'
+        )
     if may_split:
         _check_least(shape, graph, roots, bound)
     in_step = given.even_ranks is not None or given.shard == "world"
@@ -227,7 +232,8 @@ class _PaddedGraph:
             name: tuple(hops) for name, hops in by_type.items()
         }
         self._num_nodes, self._edge_dir = num_nodes, schema.edge_dir
-        self._num_edges, self._disjoint = num_edges, expansion.in_trees
+        self._num_edges, self._disjoint = num_edges, expansion.draws_in_trees
+        self._tokens = expansion.tokens
 
     def bounds(
         self, roots: Mapping[NodeType, int], *, repeat: bool, widest: bool = False
@@ -245,7 +251,7 @@ class _PaddedGraph:
         if widest:
             num_edges = {}
             fanouts = {name: tuple(accumulate(hops, max)) for name, hops in fanouts.items()}
-        return batch_bounds(
+        bounds = batch_bounds(
             fanouts,
             roots,
             self._num_nodes,
@@ -253,6 +259,15 @@ class _PaddedGraph:
             disjoint=self._disjoint,
             roots_repeat=repeat,
             num_edges=num_edges,
+        )
+        if self._tokens is None:
+            return bounds
+        # Nodes that are tokens, each once, and edges between them, each once.
+        most = sum(roots.values()) * self._tokens.max_tokens
+        return replace(
+            bounds,
+            nodes={n: min(c, most, self._num_nodes[n]) for n, c in bounds.nodes.items()},
+            edges={n: min(c, num_edges.get(n, c)) for n, c in bounds.edges.items()},
         )
 
     def shape(self, bounds: BatchBounds) -> PadShape:

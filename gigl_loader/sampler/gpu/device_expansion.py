@@ -123,6 +123,11 @@ class DeviceRoots:
         return self._parts.get("since")
 
     @property
+    def places(self) -> Tensor | None:
+        """``[num_trees]`` int64, numbers of trees in the keys of draws; None: their own."""
+        return self._parts.get("places")
+
+    @property
     def seeds(self) -> Tensor | None:
         """``[num_trees]`` int64, the seed of each tree."""
         return self._parts.get("seeds")
@@ -463,7 +468,8 @@ class DeviceExpansion:
         trees = keys.clamp(min=0) >> bits
         ids = torch.where(keys < 0, -1, keys & ((1 << bits) - 1))
         num_rows = self._view.num_nodes[self._view.row_type(name)]
-        drawn_by = ids + trees * max(1, num_rows)
+        places = trees if roots.places is None else roots.places[trees]
+        drawn_by = ids + places * max(1, num_rows)
         if not draw.timed or roots.until is None:
             return HopRequest(draw, width, ids, drawn_by, draw_key)
         since = None if roots.since is None else roots.since[trees]

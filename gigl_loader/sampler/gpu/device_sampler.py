@@ -17,6 +17,7 @@ Features may lie on the host, and some of them may be kept on the device (`sampl
 Then batches are cut many steps ahead, and their ids come to the host (`tell`).
 """
 
+import copy
 import logging
 import math
 from collections.abc import Container, Mapping
@@ -43,6 +44,7 @@ from gigl_loader.batch.message import (
     Field,
     SampleMessage,
     scales_key,
+    stays_on_host,
 )
 from gigl_loader.dataset.partition.partition_view import Matrix, Owner, owner_of
 from gigl_loader.dataset.schema import EdgeType, NodeType
@@ -50,6 +52,7 @@ from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.sizes import size_in_words
 from gigl_loader.sampler.batch_bounds import BATCHES_HELD
+from gigl_loader.sampler.expansion import EdgeCollector, Sampled
 from gigl_loader.sampler.gpu.cuda_graphs import Replays
 from gigl_loader.sampler.gpu.device_expansion import (
     DeviceExpansion,
@@ -64,6 +67,7 @@ from gigl_loader.sampler.gpu.device_kernels import DeviceLabels, TorchKernels, T
 from gigl_loader.sampler.gpu.kept_rows import KeptRows
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
+from gigl_loader.sampler.tokens import TokenNodes, ticket_of_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +85,11 @@ class PlacedRoots:
     """``[num_trees]`` int64, the seed of each tree."""
     message: SampleMessage = field(default_factory=dict)
     """``fields``, once written."""
+    nodes: TokenNodes | None = None
+    """The roots of a batch with tokens; None: it has none."""
+    tokens: SampleMessage = field(default_factory=dict)
+    """Fields of its tokens, once the batch is cut: on the device, but for those that the host
+    reads."""
     has_repeats: bool = True
     """Whether a node of the batch may have several labels, or is in several trees."""
     nbytes: int = 0
@@ -169,12 +178,14 @@ class DeviceSampler:
         cache: int | float | None = None,
     ) -> None:
         self._roots = require_neighbor_sampler(sampler)
+        if self._roots.tokens is not None and self._roots.leaves_out_edges:
+            raise _refused("exclude_supervision with tokens")
         self._plan, self.graph, self._kernels = plan, graph, kernels
         self._view = view = graph.view
         self._memory, self._timeout_s = memory, timeout_s
         self.kept = self._kept_rows(cache)
         self._rows_of_a_batch = 0
-        self._expansion = DeviceExpansion(graph, plan, kernels, self._roots.nodes.bits)
+        self._expansion = DeviceExpansion(graph, plan, kernels, self._roots.grown.bits)
         # Partitions ask their owners. Edges on the host are slower than any launch, and torch's
         # operators wait for them.
         self._may_capture = isinstance(graph, LocalDeviceGraph) and all(
@@ -235,10 +246,12 @@ class DeviceSampler:
         """Find the roots of a batch on the host, and start to copy them to the device."""
         roots = self._roots
         placed = roots.place(request)
-        nodes = roots.nodes
+        nodes, ticket = roots.grown, request.ticket
+        if roots.tokens is not None:
+            ticket = ticket_of_tokens(ticket)
         num_roots = {name: nodes.count(name) for name in nodes.types}
         self._expansion.check(num_roots)
-        layout = self._expansion.layout(request.ticket, num_roots)
+        layout = self._expansion.layout(ticket, num_roots)
         limits = roots.times.limits(nodes)
         dropped = {} if placed.dropped is None else self._pairs(placed.dropped())
         arrays: dict[Any, Array] = {
@@ -252,11 +265,16 @@ class DeviceSampler:
                 arrays["since"] = limits.since
         if nodes.disjoint:
             arrays["seeds"] = nodes.seeds
+        if nodes.places is not None:
+            arrays["places"] = nodes.places
         start = self._uploaded(layout, arrays)
         has_repeats = self.kept is None or nodes.disjoint  # without a cache nobody asks
         has_repeats = has_repeats or any(_has_repeats(nodes.keys(name)) for name in nodes.types)
         fields = list(placed.fields)
-        return PlacedRoots(request, fields, start.seeds, has_repeats=has_repeats), start
+        made = PlacedRoots(request, fields, start.seeds, has_repeats=has_repeats)
+        if isinstance(roots.nodes, TokenNodes):  # the next batch is placed before this one is cut
+            made.nodes = copy.deepcopy(roots.nodes)
+        return made, start
 
     def no_roots(self, request: SampleRequest) -> tuple[PlacedRoots, DeviceRoots]:
         """Return an empty batch, for a rank that only takes part in the exchanges of others."""
@@ -319,6 +337,8 @@ class DeviceSampler:
                 launched.counts.tolist(), self._expansion.node_types
             )
             ids = {}
+            if launched.roots.nodes is not None:
+                keys, edges = self._with_tokens(launched.roots, keys, per_hop, edges)
             if self.kept is not None:
                 # without unused places, as many batches are kept now
                 keys = {name: node_keys.clone() for name, node_keys in keys.items()}
@@ -326,6 +346,48 @@ class DeviceSampler:
                     self.kept.owners, keys, edges, nodes_repeat=launched.roots.has_repeats
                 )
             return CutBatch(launched.roots, keys, per_hop, edges, ids, self._memory.mark())
+
+    def _with_tokens(
+        self,
+        roots: PlacedRoots,
+        keys: dict[NodeType, Tensor],
+        per_hop: dict[NodeType, list[int]],
+        edges: dict[EdgeType, SampledEdges],
+    ) -> tuple[dict[NodeType, Tensor], dict[EdgeType, SampledEdges]]:
+        """Return the nodes that are tokens, and the edges between them; waits for the trees.
+
+        The host makes tokens of them, by the same code as elsewhere.
+        """
+        nodes, maker = roots.nodes, self._roots.tokens
+        assert nodes is not None
+        assert nodes.forest is not None
+        assert maker is not None
+        trees = {name: self._memory.downloaded(node_keys) for name, node_keys in keys.items()}
+        drawn = {
+            name: (self._memory.downloaded(one.edge_index), self._memory.downloaded(one.offsets))
+            for name, one in edges.items()
+        }
+        self._wait(self._memory.mark(), roots.request)
+        nodes.forest.replace({name: node_keys.numpy() for name, node_keys in trees.items()})
+        sampled = Sampled({name: EdgeCollector() for name in edges}, found_per_hop=per_hop)
+        for name, (ends, offsets) in drawn.items():
+            neighbors, targets = ends.numpy()
+            ids = offsets.numpy() if self._plan.with_edge else None
+            sampled.edges[name].add(neighbors, targets, ids)
+        between, tokens = maker.of_trees(roots.request, nodes, sampled)
+        for field_ in tokens:
+            array = np.empty(field_.shape, field_.dtype)
+            field_.write(array)
+            host = torch.from_numpy(array)
+            roots.tokens[field_.key] = host if stays_on_host(field_.key) else self._moved(array)
+        merged = {
+            name: SampledEdges(self._moved(one.as_index()), self._moved(one.ids()), [one.count])
+            for name, one in between.edges.items()
+        }
+        return {name: self._moved(nodes.ids(name).copy()) for name in keys}, merged
+
+    def _moved(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._memory.device)
 
     def _ids_of_kept(
         self,
@@ -391,9 +453,12 @@ class DeviceSampler:
             ids, rows = self._rows(drawn)
             host: dict[str, Tensor] = {}
             tensors: dict[str, Tensor] = {}
+            for name, value in drawn.roots.tokens.items():
+                (host if stays_on_host(name) else tensors)[name] = value
             for node_type in self._roots.nodes.types:
                 keys = self._roots.keys[node_type]
-                host[keys[NODES_PER_HOP]] = torch.tensor(drawn.per_hop[node_type], device="cpu")
+                if drawn.roots.nodes is None:  # tokens are of no hop of the batch
+                    host[keys[NODES_PER_HOP]] = torch.tensor(drawn.per_hop[node_type], device="cpu")
                 self._add_nodes(tensors, node_type, drawn, ids, rows)
                 if self._plan.expansion.with_hop:
                     hops = host[keys[NODES_PER_HOP]]
@@ -513,7 +578,9 @@ class DeviceSampler:
     ) -> None:
         keys = self._roots.keys[edge_type]
         tensors[keys[EDGE_INDEX]] = sampled.edge_index
-        host[keys[EDGES_PER_HOP]] = torch.tensor(sampled.per_hop, dtype=torch.int64, device="cpu")
+        if self._roots.tokens is None:
+            per_hop = torch.tensor(sampled.per_hop, dtype=torch.int64, device="cpu")
+            host[keys[EDGES_PER_HOP]] = per_hop
         if self._plan.with_edge:
             tensors[keys[EDGE]] = ids["edge", edge_type]
             self._add_rows(tensors, EDGE_ROWS, edge_type, rows)

@@ -10,6 +10,7 @@ from gigl_loader.sampler.kernels import (
     packing_kernels,
     ppr_kernels,
     sampling_kernels,
+    token_kernels,
     tree_kernels,
     weighted_kernels,
 )
@@ -20,6 +21,7 @@ LOADERS: dict[str, Callable[[], None]] = {
     "owners": sampling_kernels.load_owners,
     "packed": packing_kernels.load,
     "trees": tree_kernels.load,
+    "tokens": token_kernels.load,
     "times": tree_kernels.load_times,
     "weighted": weighted_kernels.load,
     "labor": weighted_kernels.load_labor,

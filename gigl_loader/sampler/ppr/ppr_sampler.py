@@ -15,6 +15,7 @@ from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.expansion import EdgeCollector, Sampled
 from gigl_loader.sampler.kernels import ppr_kernels as kernels
 from gigl_loader.sampler.neighbor import SUBGRAPH_KIND, NeighborSampler
+from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.options import PPRSamplerOptions
 from gigl_loader.sampler.plan import (
     Draw,
@@ -28,6 +29,13 @@ from gigl_loader.sampler.plan import (
 from gigl_loader.sampler.ppr.ppr_push import ForwardPush, Neighbourhood, SeedScores
 from gigl_loader.sampler.roots import EdgeFilter, MakeRoots
 from gigl_loader.sampler.sampler_kinds import SamplerKind
+from gigl_loader.sampler.tokens import (
+    Candidates,
+    EdgeRows,
+    TokenMaker,
+    TokenNodes,
+    ticket_of_tokens,
+)
 
 _AROUND = {kind.name: kind for kind in (ANCHOR_KIND, EDGE_KIND, SUBGRAPH_KIND)}
 """Samplers at whose roots pushes may start, by the name that travels."""
@@ -46,6 +54,9 @@ class TopNodes:
     """``[n]`` int64, global ids; those of a seed descend by score, equal ones ascend by id."""
     values: Array
     """``[n, columns]`` float64: score, proximity, and the columns of channels."""
+    pushed: Array
+    """``[n]`` int64: bit ``c``: the node was pushed in channel ``c``, and edges of it were drawn
+    for this seed."""
 
 
 class PPRSampler(NeighborSampler):
@@ -60,6 +71,8 @@ class PPRSampler(NeighborSampler):
         channels: Edge types and share of each; none: all edge types are walked together.
         roots: As in `NeighborSampler`.
     """
+
+    _in_trees = False
 
     def __init__(
         self,
@@ -87,12 +100,15 @@ class PPRSampler(NeighborSampler):
         types = self.nodes.types
         # Copies: labelling below may move the memory of these views.
         roots = {name: self.nodes.ids(name).copy() for name in types}
-        around = self._around(request.ticket, roots, placed.keep_edges)
-        fields = []
+        ticket = request.ticket if self.tokens is None else ticket_of_tokens(request.ticket)
+        around = self._around(ticket, roots, placed.keep_edges)
+        fields, all_tops = [], {}
         for seed_type in self._seed_types:
-            tops = self._tops(around, seed_type, roots[seed_type])
+            tops = all_tops[seed_type] = self._tops(around, seed_type, roots[seed_type])
             for node_type in types:
                 fields += self._ppr_fields(seed_type, node_type, tops[node_type])
+        if self.tokens is not None:
+            fields += self._token_fields(request, self.tokens, around, roots, all_tops)
         count = self.nodes.count
         # After all tops were labelled: "hop 1" is their addition to the roots.
         per_hop = {t: [roots[t].size, count(t) - roots[t].size] for t in types}
@@ -148,7 +164,7 @@ class PPRSampler(NeighborSampler):
         return by_type
 
     def _ppr_fields(self, seed_type: NodeType, node_type: NodeType, top: TopNodes) -> list[Field]:
-        links = np.stack([top.seed, self.nodes.label(node_type, top.ids)])
+        links = np.stack([top.seed, self.nodes.add(node_type, top.ids)])
         values = top.values.astype(np.float32)
         if self._view.is_heterogeneous:
             name = (seed_type, PPR, node_type)
@@ -161,6 +177,76 @@ class PPRSampler(NeighborSampler):
             Field.of(EDGE_FEATURES, values),
             Field.of(EDGES_PER_HOP, np.empty(0, np.int64)),
         ]
+
+    def _token_fields(
+        self,
+        request: SampleRequest,
+        maker: TokenMaker,
+        around: Neighbourhood,
+        roots: Mapping[NodeType, Array],
+        tops: Mapping[NodeType, Mapping[NodeType, TopNodes]],
+    ) -> list[Field]:
+        """Return the fields of tokens: the top nodes of each root, by descending score."""
+        nodes = self.nodes
+        assert isinstance(nodes, TokenNodes)
+        counts = [roots[name].size for name in nodes.types]
+        begins = dict(zip(nodes.types, np.cumsum([0, *counts]), strict=False))
+        parts = [_candidates(name, roots[name], begins, tops, nodes) for name in nodes.types]
+        base = np.cumsum([0, *(part[0].size for part in parts)])
+        root, ids, row, score, hop, pushed = map(np.concatenate, zip(*parts, strict=True))
+        kind = np.repeat(np.arange(len(parts)), np.diff(base))
+        # The seed first. Ties by type, then as the push has them: by ascending id.
+        order = ranked(root, hop != 0, -score, kind, ids)
+        starts = np.searchsorted(root[order], np.arange(sum(counts) + 1))
+        of_types, labels, _ = nodes.roots()
+        found = Candidates(
+            base,
+            order,
+            starts,
+            hop.astype(np.int8),
+            self._rows_between(maker, around, base, root, ids, pushed),
+            root=np.array([begins[name] for name in nodes.types])[of_types] + labels,
+            score=score.astype(np.float32),
+        )
+        begins_of, tokens = maker.chosen(request, nodes, found, ids)
+        return maker.fields(request, nodes, found, row.astype(np.int32), begins_of, tokens)
+
+    def _rows_between(
+        self,
+        maker: TokenMaker,
+        around: Neighbourhood,
+        base: Array,
+        root: Array,
+        ids: Array,
+        pushed: Array,
+    ) -> EdgeRows:
+        """Return the edges that were followed from a candidate to another one of its root."""
+        types = self.nodes.types
+        number = [around.number(t, ids[base[k] : base[k + 1]]) for k, t in enumerate(types)]
+        keys = root << 32 | np.concatenate(number)
+        by_key = keys.argsort()
+        edges, sizes = [], []
+        for edge_type in maker.relations:
+            kind = types.index(self._ends[edge_type][0])
+            channels = [
+                1 << channel
+                for channel, walked in enumerate(self._channels or [self._edge_types])
+                if edge_type in walked
+            ]
+            # of this seed's pushes alone: rows of others are here, too
+            slots = np.flatnonzero(pushed[base[kind] : base[kind + 1]] & sum(channels))
+            begin, count, neighbors = around.rows[edge_type].table(around.size)
+            nodes = number[kind][slots]
+            counts = count[nodes]
+            within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+            slots = np.repeat(slots, counts)
+            reached = neighbors[np.repeat(begin[nodes], counts) + within]
+            wanted = root[base[kind] + slots] << 32 | reached
+            at = by_key[np.minimum(np.searchsorted(keys, wanted, sorter=by_key), keys.size - 1)]
+            is_candidate = keys[at] == wanted
+            edges.append((slots[is_candidate], at[is_candidate]))
+            sizes.append(int(base[kind + 1] - base[kind]))
+        return EdgeRows.of(edges, sizes)
 
     def _walked(self, around: Neighbourhood) -> dict[EdgeType, EdgeCollector]:
         """Return the followed edges among the nodes of the batch."""
@@ -175,6 +261,28 @@ class PPRSampler(NeighborSampler):
             walked[edge_type] = EdgeCollector()
             walked[edge_type].add(sources[both], targets[both], None if ids is None else ids[both])
         return walked
+
+
+def _candidates(
+    name: NodeType,
+    roots: Array,
+    begins: Mapping[NodeType, int],
+    tops: Mapping[NodeType, Mapping[NodeType, TopNodes]],
+    nodes: BatchNodes,
+) -> tuple[Array, ...]:
+    """Return (root, id, row, score, hop, pushed) of the nodes of one type, the roots first."""
+    score, places = np.zeros(roots.size), np.arange(roots.size)
+    found = [(begins[name] + places, roots, places, score, 0 * places, 0 * places - 1)]
+    for seed_type, by_type in tops.items():
+        top = by_type[name]
+        row = nodes.find(name, top.ids)
+        is_root = (row == top.seed) & (seed_type == name)
+        score[top.seed[is_root]] = top.values[is_root, 0]
+        hop = np.minimum(np.rint(1.0 / top.values[:, 1] - 1.0), 127).astype(np.int64)
+        columns = begins[seed_type] + top.seed, top.ids, row, top.values[:, 0], hop, top.pushed
+        others = ~is_root
+        found.append(tuple(column[others] for column in columns))
+    return tuple(map(np.concatenate, zip(*found, strict=True)))
 
 
 def ppr_sampler(
@@ -277,7 +385,9 @@ def top_nodes(
     # Chosen by score, shown by total: with ``topup`` a node may come after one that was not pushed.
     kept = kept[ranked(seed[kept], -total[kept], ids[kept])]
     near = 1.0 / (1.0 + scores.hop[chosen][kept])
-    return TopNodes(seed[kept], ids[kept], np.stack([total[kept], near], 1))
+    return TopNodes(
+        seed[kept], ids[kept], np.stack([total[kept], near], 1), pushed[kept].astype(np.int64)
+    )
 
 
 def merged(channels: Sequence[TopNodes], targets: Sequence[int]) -> TopNodes:
@@ -297,6 +407,9 @@ def merged(channels: Sequence[TopNodes], targets: Sequence[int]) -> TopNodes:
     # Three numbers of each channel: score, proximity, and whether it has the node.
     by_channel = np.zeros((pairs.shape[1], len(channels), 3))
     top_values = np.concatenate([top.values for top in channels])
+    pushed = np.zeros(pairs.shape[1], np.int64)
+    for channel, top in enumerate(channels):
+        pushed[position.reshape(-1)[number == channel]] |= top.pushed << channel
     by_channel[position.reshape(-1), number, :2] = top_values
     by_channel[position.reshape(-1), number, 2] = 1.0
     scores, near = by_channel[:, :, 0], by_channel[:, :, 1].max(1, initial=0)
@@ -313,7 +426,7 @@ def merged(channels: Sequence[TopNodes], targets: Sequence[int]) -> TopNodes:
     kept = kept[ranked(seed[kept], -best[kept], channel[kept], ids[kept])]
     details = by_channel[kept].reshape(kept.size, 3 * len(channels))
     values = np.concatenate([best[kept, None], near[kept, None], details], axis=1)
-    return TopNodes(seed[kept], ids[kept], values)
+    return TopNodes(seed[kept], ids[kept], values, pushed[kept])
 
 
 def target_counts(ratios: Sequence[float], most: int) -> list[int]:

@@ -114,7 +114,7 @@ class PartitionedGraph:
         }
         self._columns = 1
         """int64 of a requested node: its id; in trees the key of its draw; then its times."""
-        if plan.expansion.in_trees:
+        if plan.expansion.draws_in_trees:
             self._columns = 4 if view.times else 2
 
     # -- all edges: see `all_edges` ----------------------------------------------------------------

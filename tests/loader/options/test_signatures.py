@@ -61,6 +61,7 @@ GROUPS = {
         "temporal_strategy",
         "time_window",
         "with_hop",
+        "tokens",
     ),
     "Ranks": ("shard", "even_ranks"),
     "Processes": ("num_workers", "worker_concurrency", "exchange", "in_order", "worker_init_fn"),
@@ -136,7 +137,7 @@ def test_gigls_own_keywords_come_last_and_ours_fit_on_a_page() -> None:
     gigls = {*list(inspect.signature(DistNeighborLoader).parameters)[:19]}
     assert {*list(GROUPS.values())[-1]} <= gigls
     for loader in LOADERS:  # `device` is GiGL's `pin_memory_device` by torch's name
-        assert len(inspect.signature(loader).parameters.keys() - gigls - {"device"}) <= 33
+        assert len(inspect.signature(loader).parameters.keys() - gigls - {"device"}) <= 34
 
 
 @pytest.mark.parametrize("loader", LOADERS)
