@@ -347,7 +347,7 @@ class UnderWay:
         """Note that ``worker`` was sent a batch to sample."""
         self.tickets[worker].append(ticket)
         self.count += 1
-        if ticket.content in self.suspected:
+        if self.suspected and ticket.content in self.suspected:
             self._alone.add(worker)
 
     def done(self, worker: int, ticket: BatchTicket) -> None:
@@ -362,7 +362,8 @@ class UnderWay:
         self.tickets[worker].remove(ticket)
         self.count -= 1
         self._alone.discard(worker)
-        self._acquit(ticket)
+        if self.suspected:
+            self._acquit(ticket)
 
     def lose(
         self, worker: int, *, suspects_any: bool = True, by_itself: bool = True
@@ -402,9 +403,11 @@ class UnderWay:
         return None
 
     def _acquit(self, ticket: BatchTicket) -> None:
-        self.suspected.discard(ticket.content)
+        content = ticket.content
+        self.suspected.discard(content)
+        # counted batches are suspected ones
         for counted in (self._deaths, self._losses):
-            del counted[ticket.content]  # a Counter raises no error for a missing key
+            del counted[content]  # a Counter raises no error for a missing key
 
     @property
     def has_lost(self) -> bool:

@@ -183,7 +183,7 @@ class Tasks:
         """Return the worker for the next batch; None: there is no worker, or no batch."""
         # called after each message and each batch that is taken, mostly in vain, and the search for
         # a free worker looks at all of them
-        if not (self._under_way.has_lost or self._queue.has_turns):
+        if not (self._queue.has_turns or self._under_way.has_lost):
             return None
         return self._under_way.free_worker(self._recovery.at_work)
 
