@@ -1,6 +1,6 @@
 """`NeighborSampler`: from seeds to the fields of a message, by roots, draw and expansion."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -149,15 +149,16 @@ class NeighborSampler:
         per_hop, elsewhere = sampled.nodes_per_hop, self._elsewhere
         for node_type in self.nodes.types:
             keys, nodes = self.keys[node_type], self.nodes.ids(node_type)
-            fields.append(Field.of(keys[NODE], nodes))
+            seeds = partial(self.nodes.write_seeds, node_type) if self.nodes.disjoint else None
+            found = sampled.found_per_hop[node_type]
+            fields += [
+                Field(name, "int64", nodes.shape, value)
+                if callable(value)
+                else Field.of(name, value)
+                for name, value in values_of_nodes(self._plan, keys, nodes, seeds, found)
+            ]
             if per_hop:
                 fields.append(Field.of(keys[NODES_PER_HOP], np.array(per_hop[node_type])))
-            if self.nodes.disjoint:
-                write = partial(self.nodes.write_seeds, node_type)
-                fields.append(Field(keys[TREE], "int64", nodes.shape, write))
-            if self._plan.expansion.with_hop:
-                found = sampled.found_per_hop[node_type]
-                fields.append(Field.of(keys[HOP], np.repeat(np.arange(len(found)), found)))
             # One split for features, labels and attributes: the owners of ids are looked up once.
             split = self._reader.split(self._view.node_books.get(node_type), nodes)
             for kind, field in NODE_ROWS.items():
@@ -205,6 +206,28 @@ class NeighborSampler:
             rows = self._reader.fetch(kind, edge_type, ids, split)
             fields.append(Field(self.keys[edge_type][EDGE_ROWS[kind]], *rows))
         return fields + self._attribute_fields("edge_attributes", edge_type, ids, split)
+
+
+def values_of_nodes(
+    plan: SamplingPlan, keys: Mapping[str, str], ids: Any, seeds: Any, found_per_hop: Sequence[int]
+) -> Iterator[tuple[str, Any]]:
+    """Yield key and value of each field that ids, seeds and hops of a type's nodes decide.
+
+    The sampler of a device has the same fields: a new one is written here, for both.
+
+    Args:
+        plan: How to sample.
+        keys: Keys of the type, by field.
+        ids: ``[n]`` int64, an array, or a tensor of a device.
+        seeds: ``[n]`` int64, the seed of each node's tree, likewise, or a function that writes
+            them; None: nodes are merged.
+        found_per_hop: How many nodes each hop found, in their order.
+    """
+    yield keys[NODE], ids
+    if seeds is not None:
+        yield keys[TREE], seeds
+    if plan.expansion.with_hop:
+        yield keys[HOP], np.repeat(np.arange(len(found_per_hop)), found_per_hop)
 
 
 def _axis_of(graph_type: Any) -> Axis:

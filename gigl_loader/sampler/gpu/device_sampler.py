@@ -35,12 +35,9 @@ from gigl_loader.batch.message import (
     EDGE_INDEX,
     EDGE_ROWS,
     EDGES_PER_HOP,
-    HOP,
-    NODE,
     NODE_FEATURES,
     NODE_ROWS,
     NODES_PER_HOP,
-    TREE,
     Field,
     SampleMessage,
     scales_key,
@@ -65,7 +62,7 @@ from gigl_loader.sampler.gpu.device_expansion import (
 from gigl_loader.sampler.gpu.device_graph import DeviceGraph, LocalDeviceGraph, rows_of
 from gigl_loader.sampler.gpu.device_kernels import DeviceLabels, TorchKernels, TypedPlaces
 from gigl_loader.sampler.gpu.kept_rows import KeptRows
-from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.neighbor import NeighborSampler, values_of_nodes
 from gigl_loader.sampler.plan import Sampler, SampleRequest, SamplingPlan
 from gigl_loader.sampler.tokens import TokenNodes, ticket_of_tokens
 
@@ -460,10 +457,6 @@ class DeviceSampler:
                 if drawn.roots.nodes is None:  # tokens are of no hop of the batch
                     host[keys[NODES_PER_HOP]] = torch.tensor(drawn.per_hop[node_type], device="cpu")
                 self._add_nodes(tensors, node_type, drawn, ids, rows)
-                if self._plan.expansion.with_hop:
-                    hops = host[keys[NODES_PER_HOP]]
-                    each = torch.arange(len(hops), device="cpu").repeat_interleave(hops)
-                    tensors[keys[HOP]] = each.to(tensors[keys[NODE]].device, non_blocking=True)
             for edge_type, sampled in drawn.edges.items():
                 self._add_edges(host, tensors, edge_type, sampled, ids, rows)
             return host, LentTensors(tensors, self._memory, self._memory.mark())
@@ -536,10 +529,13 @@ class DeviceSampler:
         rows: dict[Matrix, Tensor],
     ) -> None:
         keys, bits, seeds = self._roots.keys[node_type], self._roots.nodes.bits, drawn.roots.seeds
+        nodes, found = ids["node", node_type], drawn.per_hop[node_type]
         if bits is not None:
             assert seeds is not None, "trees have seeds"
-            tensors[keys[TREE]] = seeds[drawn.keys[node_type] >> bits[node_type]]
-        tensors[keys[NODE]] = ids["node", node_type]
+            seeds = seeds[drawn.keys[node_type] >> bits[node_type]]
+        for name, value in values_of_nodes(self._plan, keys, nodes, seeds, found):
+            tensor = value if isinstance(value, Tensor) else torch.from_numpy(value)
+            tensors[name] = tensor.to(nodes.device, non_blocking=True)
         self._add_rows(tensors, NODE_ROWS, node_type, rows)
         if keys[NODE_FEATURES] in tensors:
             scales = self._view.node_features[node_type].scales
