@@ -150,7 +150,7 @@ class NeighborSampler:
         for node_type in self.nodes.types:
             keys, nodes = self.keys[node_type], self.nodes.ids(node_type)
             seeds = partial(self.nodes.write_seeds, node_type) if self.nodes.disjoint else None
-            found = sampled.found_per_hop[node_type]
+            found = sampled.found_per_hop.get(node_type, [])
             fields += [
                 Field(name, "int64", nodes.shape, value)
                 if callable(value)

@@ -528,7 +528,8 @@ class DeviceSampler:
         ids: dict[Owner, Tensor],
         rows: dict[Matrix, Tensor],
     ) -> None:
-        keys, bits, seeds = self._roots.keys[node_type], self._roots.nodes.bits, drawn.roots.seeds
+        keys, bits = self._roots.keys[node_type], self._roots.nodes.bits
+        seeds = None if bits is None else drawn.roots.seeds
         nodes, found = ids["node", node_type], drawn.per_hop[node_type]
         if bits is not None:
             assert seeds is not None, "trees have seeds"
