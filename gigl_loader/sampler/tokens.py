@@ -230,52 +230,42 @@ class TokenMaker:
         self, request: SampleRequest, nodes: TokenNodes, found: Candidates, ids: Array
     ) -> tuple[Array, Array]:
         """Return where each sequence begins, and its nodes: in order, and cut."""
-        order, starts = found.order, found.starts
-        _, _, seeds = nodes.roots()
-        if (keys := self._sort_keys(request, nodes, found, ids)) is not None:
-            sequence = np.repeat(np.arange(starts.size - 1), np.diff(starts))
-            is_first = np.zeros(order.size, np.bool_)
-            is_first[starts[:-1]] = True
-            order = order[np.lexsort((keys[order], ~is_first, sequence))]  # stable
-        root = np.arange(seeds.size) if found.root is None else found.root
-        sizes = np.minimum(np.diff(starts)[root], self.options.max_tokens)
-        ends = sizes.cumsum()
-        begins = np.concatenate([[0], ends])
-        at = np.arange(begins[-1]) + np.repeat(starts[root] - begins[:-1], sizes)
-        return begins, order[at]
+        root = np.arange(found.starts.size - 1) if found.root is None else found.root
+        sizes, most = np.diff(found.starts)[root], self.options.max_tokens
+        begins, listed = _listed(found.order, found.starts[root], sizes)
+        sequence = np.repeat(np.arange(sizes.size), sizes)
+        if (keys := self._sort_keys(request, nodes, found, ids, listed, sequence)) is not None:
+            is_seed = np.zeros(listed.size, np.bool_)
+            is_seed[begins[:-1]] = True
+            listed = listed[np.lexsort((keys, ~is_seed, sequence))]  # stable
+        return _listed(listed, begins[:-1], np.minimum(sizes, most))
 
     def _sort_keys(
-        self, request: SampleRequest, nodes: TokenNodes, found: Candidates, ids: Array
+        self,
+        request: SampleRequest,
+        nodes: TokenNodes,
+        found: Candidates,
+        ids: Array,
+        listed: Array,
+        sequence: Array,
     ) -> Array | None:
-        """Return by node what sequences are sorted by; None: candidates are in order."""
+        """Return what the nodes of sequences are sorted by; None: they are in order."""
         order = self.options.order
         if order == "score" or (order == "hop" and found.score is None):
             return None
         if order == "hop":
-            return found.hop
+            return found.hop[listed]
         if order == "time":
-            return self._ages(nodes, found, ids)
-        # of the root, whose sequences have one order if it comes again
-        places = np.empty(ids.size, np.uint64)
-        sizes, key = np.diff(found.starts), self._key(request)
-        places[found.order] = np.repeat(self._places(request, nodes, found), sizes)
-        nodes_of_all = ids.astype(np.uint64) * np.uint64(len(self._types)) + found.kind.astype(
-            np.uint64
-        )
-        return mixed(mixed(places + key) ^ mixed(nodes_of_all))
+            return self._ages(nodes, found, ids)[listed]
+        own = ids.astype(np.uint64) * np.uint64(len(self._types)) + found.kind.astype(np.uint64)
+        return mixed(self._keys(request, nodes)[sequence] ^ mixed(own)[listed])
 
-    def _key(self, request: SampleRequest) -> np.uint64:
+    def _keys(self, request: SampleRequest, nodes: TokenNodes) -> Array:
+        """Return ``[num_sequences]`` uint64, of the epoch and the seed's place in the input."""
         ticket = ticket_of_tokens(request.ticket)
-        return np.uint64(draw_key(self._plan, ticket, _TOKENS, ("", "tokens", "")))
-
-    def _places(self, request: SampleRequest, nodes: TokenNodes, found: Candidates) -> Array:
-        """Return the position in the input of the seed of each root."""
+        key = draw_key(self._plan, ticket, _TOKENS, ("", "tokens", ""))
         _, _, seeds = nodes.roots()
-        if found.root is not None:  # of sequences with one root, the first
-            _, first = np.unique(found.root, return_index=True)
-            seeds = seeds[first]
-        places: Array = request.input_id[seeds].astype(np.uint64)
-        return places
+        return mixed(request.input_id[seeds].astype(np.uint64) + np.uint64(key))
 
     def _ages(self, nodes: TokenNodes, found: Candidates, ids: Array) -> Array:
         """Return by node how long it was before its seed; the largest number without a time."""
@@ -373,8 +363,7 @@ class TokenMaker:
             return None
         most, sizes = self.options.max_tokens, np.diff(starts)[:, None]
         place = np.arange(most)[None]
-        _, _, seeds = nodes.roots()
-        key = mixed(request.input_id[seeds].astype(np.uint64) + self._key(request))[:, None]
+        key = self._keys(request, nodes)[:, None]
         unit = (mixed(key ^ mixed(place.astype(np.uint64))) >> np.uint64(11)) * 2.0**-53
         again = np.minimum(1, sizes - 1) + (unit * np.maximum(sizes - 1, 1)).astype(np.int64)
         take: Array = (starts[:-1, None] + np.where(place < sizes, place, again)).reshape(-1)
@@ -408,6 +397,13 @@ class TokenMaker:
         kernels.walk_tokens(starts, codes, code_starts, longest, degree, landing)
         made = {TOKENS + "walk": landing} if self.options.walk_length else {}
         return made | ({TOKENS + "degree": degree} if self.options.with_degree else {})
+
+
+def _listed(values: Array, starts: Array, sizes: Array) -> tuple[Array, Array]:
+    """Return where parts begin, and the parts: ``sizes`` of ``values`` from each of ``starts``."""
+    begins = np.concatenate([[0], sizes.cumsum()])
+    at = np.arange(begins[-1]) + np.repeat(starts - begins[:-1], sizes)
+    return begins, values[at]
 
 
 def relations_of(view: PartitionView[Any], walked: Sequence[EdgeType]) -> list[EdgeType]:

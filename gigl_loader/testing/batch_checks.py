@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -280,6 +280,10 @@ def _same(value: Any, other: Any) -> bool:
             and value.shape == other.shape
             and bool(torch.equal(value, other))
         )
+    if is_dataclass(value) and type(other) is type(value):  # tokens
+        return all(_same(getattr(value, f.name), getattr(other, f.name)) for f in fields(value))
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_same(v, other[k]) for k, v in value.items())
     return bool(value == other)
 
 
@@ -321,6 +325,8 @@ def _add(hasher: Any, value: object, where: str) -> None:
         for name, item in sorted(value.items(), key=lambda item: repr(item[0])):
             _add(hasher, name, where)
             _add(hasher, item, where)
+    elif is_dataclass(value):  # tokens
+        _add(hasher, {one.name: getattr(value, one.name) for one in fields(value)}, where)
     elif isinstance(value, list | tuple):
         hasher.update(f"list {len(value)};".encode())
         for item in value:

@@ -26,6 +26,7 @@ from gigl_loader import (
     DistSubGraphLoader,
     PPRSamplerOptions,
     RemoteDistDataset,
+    TokenOptions,
     partition_graph,
 )
 from gigl_loader.dataset.schema import EdgeDir
@@ -206,6 +207,30 @@ CASES: dict[str, Case] = {
         how={**IN_GROUPS, "seed_groups": {"user": torch.arange(NODES) * 5 % 13}},
     ),
     "anchors, in groups": Case(kind=DistABLPLoader, how={**IN_GROUPS, "seed_groups": "time"}),
+    "nodes, tokens": Case(
+        how={"tokens": TokenOptions(12, pairs=True, walk_length=2, with_degree=True)}
+    ),
+    "nodes, tokens by time": Case(
+        how={**TIME, "tokens": TokenOptions(9, order="time", fill="repeat", pairs=True)}
+    ),
+    "typed nodes, tokens, out": Case(
+        typed=True, edge_dir="out", how={"tokens": TokenOptions(14, order="random", pairs=True)}
+    ),
+    "links, tokens": Case(
+        kind=DistLinkNeighborLoader,
+        how={"neg_sampling": "binary", "tokens": TokenOptions(10, layout="varlen")},
+    ),
+    "nodes, ppr tokens": Case(
+        how={
+            "sampler_options": PPRSamplerOptions(max_ppr_nodes=9),
+            "tokens": TokenOptions(8, order="score", pairs=True),
+        }
+    ),
+    "typed anchors, tokens": Case(
+        kind=DistABLPLoader,
+        typed=True,
+        how={"tokens": TokenOptions(10, order="random", fill="repeat", walk_length=3)},
+    ),
 }
 
 

@@ -23,7 +23,9 @@ KNOWN = json.loads(Path(__file__).with_name("digests.json").read_text())
 PLAIN = [name for name, case in CASES.items() if not case.typed and case.edge_dir == "in"]
 TYPED = [name for name, case in CASES.items() if case.typed and case.edge_dir == "in"]
 FEW_PLAIN = ["nodes, by time", "nodes, ppr", "links, strict", "anchors"]
+FEW_PLAIN += ["nodes, ppr tokens", "nodes, tokens by time"]
 FEW_TYPED = ["typed nodes, weighted", "typed subgraphs", "typed links, binary", "typed anchors"]
+FEW_TYPED += ["typed anchors, tokens"]
 FEW = FEW_PLAIN + FEW_TYPED
 """Each kind of loader, and each kind of seeds and draws that a deployment treats on its own."""
 IN_GROUPS = ["nodes, in groups"]

@@ -25,7 +25,13 @@ from tests.sampler.gpu.device_waits import no_launch_waits
 from tests.support.sources import source_of
 
 KNOWN = json.loads((Path(cases.__file__).parent / "digests.json").read_text())
-REFUSED = {"nodes, ppr", "nodes, bidirectional", "subgraphs", "typed subgraphs"}
+REFUSED = {
+    "nodes, ppr",
+    "nodes, ppr tokens",
+    "nodes, bidirectional",
+    "subgraphs",
+    "typed subgraphs",
+}
 wide = pytest.mark.wide
 ONE: dict[str, Any] = {"batch_size": 4, "seed": 5, "num_workers": 0}
 

@@ -6,8 +6,9 @@ servers agree on before their workers talk (`sources.workers.agreement`), the sc
 (`sources.workers.producer` and what it is made of, `shared_producer`), the channel, the epoch over
 all ranks (`loader.seeds.world`, `loader.epochs`), the saving of states, and how all of them
 go on after a server was lost; where a rank keeps rows, drawing ahead, what is kept by next use, and
-filling (`graph_store.client.filling_channel`, `sampler.row_cache`). What is modelled: the network, the answers with
-rows, the process group's collectives, workers (their time; a batch is its seeds), the model's step.
+filling (`graph_store.client.filling_channel`, `sampler.row_cache`). What is modelled: the network,
+the answers with rows, the process group's collectives, workers (their time; a batch is its seeds),
+the model's step.
 """
 
 import hashlib
