@@ -106,8 +106,8 @@ FACES = {
         "num_ids_of quantise type_of_ids widened",
         "one_or_by_type": "Counts EdgeInfo Graph NodeInfo PyGGraph",
         # the view of a partition that samplers read
-        "partition.adjacency": "EdgeBlock all_edges block_of compress edges_of kept_edges "
-        "label_adjacency",
+        "partition.adjacency": "EdgeBlock all_edges block_of compress edges_at edges_of "
+        "kept_edges label_adjacency spans_of",
         "partition.build": "contiguous_book make_book owned_ids",
         "partition.checks": "check_edge_dir check_edge_type check_partitions",
         "partition.doubts": "IGNORED_LABEL check_enough_nodes empty_partitions low_labels "

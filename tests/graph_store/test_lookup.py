@@ -157,10 +157,11 @@ def _started_again(zero: Endpoint) -> Endpoint:
     return again
 
 
-@pytest.mark.parametrize("most", [0, 20])
+@pytest.mark.parametrize("most", [1, 3, 20])
 def test_edges_beyond_one_answer_are_asked_for_again(
     most: int, take_part: TakePart, constants: Any
 ) -> None:
+    """Nodes are divided over answers, and the edges of a node that has more than one allows."""
     constants(partition_answers, _MOST_EDGES=most)
     (edge_type,) = PLAIN.edges
     adjacency = PLAIN.dataset().view().adjacency[edge_type]
@@ -174,10 +175,12 @@ def test_edges_beyond_one_answer_are_asked_for_again(
         assert dataset.lookup.edges(edge_type, ids[:0]).sources.numel() == 0
 
 
+@pytest.mark.parametrize("counts", [[], [5]])
 def test_a_server_that_answers_for_no_node_is_not_asked_without_end(
-    take_part: TakePart, monkeypatch: pytest.MonkeyPatch
+    counts: list[int], take_part: TakePart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = {name: torch.empty(0, dtype=torch.int64) for name in ("counts", "indices")}
+    nothing["counts"] = torch.tensor(counts, dtype=torch.int64)
     monkeypatch.setattr(StorageService, "get_edges", lambda *_, **__: nothing)
     words = "storage server 0 answered for none of 60 nodes"
     with remote(plain, 1, take_part) as dataset, pytest.raises(ProtocolError, match=words):

@@ -186,9 +186,26 @@ def test_an_answer_has_the_edges_of_leading_nodes_up_to_a_limit(constants: Any) 
     found = server.get_edges(edge_type, np.full(1000, hub), edge_ids=True)
     assert found["counts"].tolist() == 3 * [degrees[hub]]
     assert found["indices"].numel() == found["edge_ids"].numel() == 3 * degrees[hub]
-    constants(partition_answers, _MOST_EDGES=0)
-    assert server.get_edges(edge_type, np.array([hub, hub]))["counts"].tolist() == [degrees[hub]]
     assert server.get_edges(edge_type, ids[:0])["counts"].tolist() == []
+
+
+def test_the_edges_of_one_hub_come_in_pieces(constants: Any) -> None:
+    (edge_type,) = PLAIN.edges
+    server = PartitionAnswers(PLAIN.partitions(1)[0])
+    hub = int(server.get_edges(edge_type, np.arange(60))["counts"].argmax())
+    ids, most = np.array([hub, hub]), 4
+    whole = server.get_edges(edge_type, ids[:1], edge_ids=True)
+    degree = int(whole["counts"])
+    constants(partition_answers, _MOST_EDGES=most)
+    for start in range(0, degree + 1, most):
+        found = server.get_edges(edge_type, ids, start=start, edge_ids=True)
+        assert int(found["counts"][0]) == degree - start
+        for name in ("indices", "edge_ids"):
+            assert found[name].tolist()[:most] == whole[name].tolist()[start : start + most]
+            assert found[name].numel() <= most
+    for wrong in (-1, degree + 1):
+        with pytest.raises(ConfigError, match=rf"start must be in \[0, {degree}\], got {wrong}"):
+            server.get_edges(edge_type, ids, start=wrong)
 
 
 def test_answers_that_no_client_can_divide_are_bounded_by_the_memory(

@@ -205,12 +205,7 @@ def block_of(sources: Tensor, counts: Tensor, **columns: Tensor | None) -> EdgeB
 
 
 def all_edges(
-    adjacency: Adjacency,
-    ids: Tensor,
-    *,
-    weights: bool = False,
-    edge_ids: bool = False,
-    most: int | None = None,
+    adjacency: Adjacency, ids: Tensor, *, weights: bool = False, edge_ids: bool = False
 ) -> EdgeBlock:
     """Return all edges of nodes that this partition owns.
 
@@ -219,18 +214,25 @@ def all_edges(
         ids: ``[num_nodes]`` int64, global.
         weights: Whether to return weights, where there are some.
         edge_ids: Whether to return edge ids, where they are known.
-        most: Only of the leading nodes that have at most so many together, one at least.
     """
+    return edges_at(adjacency, *spans_of(adjacency, ids), weights=weights, edge_ids=edge_ids)
+
+
+def spans_of(adjacency: Adjacency, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where the edges of each node start in the adjacency, and how many they are."""
     limit, rows = adjacency.indptr.numel() - 1, adjacency.locate(ids)
     # nodes past the last row have no edge and no entry to read: another entry is read instead, and
     # `where` drops the result
     known = rows.clamp(max=max(limit - 1, 0))
     starts = adjacency.indptr[known] if limit else torch.zeros_like(ids)
     ends = adjacency.indptr[known + 1] if limit else starts
-    counts = torch.where(rows < limit, ends - starts, 0)
-    if most is not None:  # before memory for edges is taken
-        fitting = max(1, int((counts.cumsum(0) <= most).sum()))
-        starts, counts = starts[:fitting], counts[:fitting]
+    return starts, torch.where(rows < limit, ends - starts, 0)
+
+
+def edges_at(
+    adjacency: Adjacency, starts: Tensor, counts: Tensor, *, weights: bool, edge_ids: bool
+) -> EdgeBlock:
+    """Return ``counts`` edges of each node, from position ``starts`` on; see `all_edges`."""
     # Start of each node's edges in the result. Its difference to the start in the adjacency, added
     # to 0, 1, 2..., gives all positions without a loop over nodes.
     first = counts.cumsum(0) - counts

@@ -163,22 +163,28 @@ class StoreLookup:
         """
         name = row_type(edge_type, self._dataset.fetch_edge_dir())
         pieces, asked = self._pieces("node", name, ids), ids.numpy()
+        told = np.zeros(ids.numel(), np.int64)  # edges of each node that have come
+        how = {"edge_type": edge_type, "weights": weights, "edge_ids": edge_ids}
         positions: list[Tensor] = []
         parts: list[dict[str, Tensor]] = []
         while pieces:
             requests = [
-                {"edge_type": edge_type, "ids": asked[at], "weights": weights, "edge_ids": edge_ids}
-                for _, at in pieces
+                {"ids": asked[at], "start": int(told[at[:1]].sum()), **how} for _, at in pieces
             ]
             answers = self._ask("get_edges", pieces, requests)
             rest = []
             for (server, at), part in zip(pieces, answers, strict=True):
-                count = part["counts"].numel()
-                if not count and at.size:
+                count, come = part["counts"].numel(), part["indices"].numel()
+                cut = come < int(part["counts"].sum())
+                if at.size and (not count or (cut and not come)):
                     raise ProtocolError(
                         f"storage server {server} answered for none of {at.size} nodes"
                     )
-                positions.append(torch.from_numpy(at[:count]))
+                if cut:  # of one node, whose other edges are asked for next
+                    part["counts"].fill_(come)
+                    told[at[0]] += come
+                    count = 0
+                positions.append(torch.from_numpy(at[: part["counts"].numel()]))
                 parts.append(part)
                 if count < at.size:  # an answer is limited
                     rest.append((server, at[count:]))
@@ -254,19 +260,20 @@ def _as_book(found: Any) -> Book[Array] | None:
 
 
 def merged_edges(count: int, positions: list[Tensor], parts: list[dict[str, Tensor]]) -> EdgeBlock:
-    """Put together the responses of several servers."""
+    """Put together the responses of several servers, those of one node in their order."""
     counts = torch.zeros(count, dtype=torch.int64, device="cpu")
     for at, part in zip(positions, parts, strict=True):
-        counts[at] = part["counts"]
-    ends = counts.cumsum(0)
-    total = int(ends[-1]) if count else 0
+        counts[at] += part["counts"]
+    total = int(counts.sum())
     columns = {}
     for name in ("indices", "weights", "edge_ids"):
         # not requested, or missing on one server: a column with holes is useless
         if any(name not in part for part in parts):
             continue
         columns[name] = parts[0][name].new_empty(total)
+        ends = counts.cumsum(0) - counts
         for at, part in zip(positions, parts, strict=True):
+            ends[at] += part["counts"]
             columns[name][_positions(ends[at], part["counts"])] = part[name]
     return block_of(columns.pop("indices"), counts, **columns)
 

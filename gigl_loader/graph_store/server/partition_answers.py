@@ -12,7 +12,7 @@ from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.from_pyg.split_ids import names_of
 from gigl_loader.dataset.identity import Share
 from gigl_loader.dataset.lookup import check_ids, num_ids_of
-from gigl_loader.dataset.partition.adjacency import all_edges
+from gigl_loader.dataset.partition.adjacency import edges_at, spans_of
 from gigl_loader.dataset.partition.partition_view import ROW_KINDS, Book, PartitionView, Rows
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -37,7 +37,7 @@ from gigl_loader.sampler.rows.packing import PackedInts
 from gigl_loader.sampler.rows.reader import ReaderOfThread
 
 _MOST_EDGES = 1 << 21
-"""Most edges in one answer, unless one node has more: some 100 MB while it is made."""
+"""Most edges in one answer: some 100 MB while it is made."""
 
 
 class PartitionAnswers(GLTAnswers):
@@ -206,7 +206,13 @@ class PartitionAnswers(GLTAnswers):
 
     @override
     def get_edges(
-        self, edge_type: EdgeType, ids: np.ndarray, *, weights: bool = False, edge_ids: bool = False
+        self,
+        edge_type: EdgeType,
+        ids: np.ndarray,
+        *,
+        start: int = 0,
+        weights: bool = False,
+        edge_ids: bool = False,
     ) -> dict[str, Tensor]:
         view = self.dataset.view()
         adjacency = view.adjacency.get(edge_type)
@@ -214,10 +220,18 @@ class PartitionAnswers(GLTAnswers):
             raise ConfigError(f"the graph has no edges {edge_type}")
         expanded = view.row_type(edge_type)
         self._check_owned(ids, expanded, view.node_books.get(expanded))
-        edges = all_edges(
-            adjacency, torch.from_numpy(ids), weights=weights, edge_ids=edge_ids, most=_MOST_EDGES
-        )
-        columns = {"counts": edges.counts, "indices": edges.sources}
+        starts, counts = spans_of(adjacency, torch.from_numpy(ids))
+        degree = int(counts[:1].sum())
+        if not 0 <= start <= degree:
+            raise ConfigError(f"start must be in [0, {degree}], got {start}")
+        starts[:1] += start
+        counts[:1] -= start
+        # before memory for edges is taken: the nodes that fit, or what fits of the first
+        fitting = max(1, int((counts.cumsum(0) <= _MOST_EDGES).sum()))
+        starts, counts = starts[:fitting], counts[:fitting]
+        told = counts.clamp(max=_MOST_EDGES)
+        edges = edges_at(adjacency, starts, told, weights=weights, edge_ids=edge_ids)
+        columns = {"counts": counts, "indices": edges.sources}
         for name, column in (("weights", edges.weights), ("edge_ids", edges.edge_ids)):
             if column is not None:
                 columns[name] = column

@@ -229,24 +229,34 @@ class PartitionSignatures(ABC):
     @served
     @abstractmethod
     def get_edges(
-        self, edge_type: EdgeType, ids: np.ndarray, *, weights: bool = False, edge_ids: bool = False
+        self,
+        edge_type: EdgeType,
+        ids: np.ndarray,
+        *,
+        start: int = 0,
+        weights: bool = False,
+        edge_ids: bool = False,
     ) -> dict[str, Tensor]:
         """Return the edges of some nodes, one node after the other, each in canonical order.
 
         Args:
             edge_type: The edges by which the nodes are expanded.
             ids: ``[n]`` int64, global ids of nodes that the server owns.
+            start: Edges of the first node to leave out.
             weights: Whether to return the edges' weights.
             edge_ids: Whether to return their ids.
 
         Returns:
             ``counts``: ``[m]`` int64, edges of each of the first ``m`` nodes: as many as fit an
             answer, at least one; ask again for the others. ``indices``: ``[num_edges]`` int64,
-            global ids of the neighbours. Where they were asked for and are known: ``weights``,
-            ``[num_edges]`` float32, and ``edge_ids``, ``[num_edges]`` int64.
+            global ids of the neighbours. They are fewer than ``counts`` say where the first node
+            has more than fit: ask again from there, by ``start``. Where they were asked for and
+            are known: ``weights``, ``[num_edges]`` float32, and ``edge_ids``, ``[num_edges]``
+            int64.
 
         Raises:
-            ConfigError: There is no such edge type, or a node is not this server's.
+            ConfigError: There is no such edge type, a node is not this server's, or ``start`` is
+                beyond the edges of the first.
         """
 
 
