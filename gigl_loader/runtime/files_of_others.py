@@ -6,6 +6,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.runtime.sizes import size_in_words
+
+_MOST_BYTES = 2**28
+"""Of a file that is read whole: a manifest of 240 TiB has as many, as 64 MiB are 70 bytes there."""
+
+
+def check_bytes(nbytes: int, where: object, most: int | None = None) -> None:
+    """Raise `ConfigError` if a file that is read whole has more bytes than one may have."""
+    if nbytes > (most := _MOST_BYTES if most is None else most):
+        raise ConfigError(
+            f"{where} has {size_in_words(nbytes)} or more, where at most {size_in_words(most)} are "
+            "read at once: it is damaged, or of something else"
+        )
 
 
 def load_torch_file(file: Path | BinaryIO, map_location: Any = None, *, mmap: bool = False) -> Any:

@@ -16,6 +16,7 @@ from gigl_loader.dataset.partition.checks import check_partitions
 from gigl_loader.dataset.schema import FilePath
 from gigl_loader.errors import ConfigError, explained_limits
 from gigl_loader.runtime.digests import digest_of
+from gigl_loader.runtime.files_of_others import check_bytes
 from gigl_loader.runtime.object_storage.fetch import StoredFile
 from gigl_loader.runtime.object_storage.folder_cache import Cache, CachedFolder
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url
@@ -72,6 +73,8 @@ def opened_root(
         with explained_limits(f"fetching {root} into {copy.path}"):
             names = {f"part{k}/{mapped.PART_FILE}": header.parts[k] for k in read}
             sizes = {n: source.size(n) for n, digest in names.items() if not _has(copy, n, digest)}
+            for name, size in sizes.items():
+                check_bytes(size, f"{root}/{name}")
             copy.fetch([StoredFile(n, size, [names[n]], size) for n, size in sizes.items()], note)
             parts = [
                 mapped.read_part_manifest(copy.path, header, k, edges_only=k not in chosen)

@@ -40,7 +40,7 @@ from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, check_file_n
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.decoding import analysed
 from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of
-from gigl_loader.runtime.files_of_others import inside
+from gigl_loader.runtime.files_of_others import check_bytes, inside
 from gigl_loader.runtime.memory.segments import Array, nbytes_of, storage_dtype
 
 ROOT_FILE = "gigl_loader.json"
@@ -76,6 +76,7 @@ def read_manifest(path: Path, unchecked: int) -> tuple[dict[str, Any], str]:
         ConfigError: It is missing, damaged, has changed, or is of another version.
     """
     try:
+        check_bytes(path.stat().st_size, path)
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise ConfigError(

@@ -22,6 +22,7 @@ from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of_file
 from gigl_loader.runtime.files_of_others import load_torch_file
 from gigl_loader.runtime.object_storage.folder_cache import Cache
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, checked_url, is_url
+from gigl_loader.runtime.system import available_memory
 
 
 def save_checkpoint(state: Mapping[str, object], where: str | os.PathLike[str]) -> None:
@@ -93,7 +94,7 @@ def _opened(where: str | os.PathLike[str]) -> BinaryIO | None:
     """Return the file for reading; None: there is none."""
     if is_url(where):
         folder, name = _folder_and_name(os.fspath(where), create=False)
-        data = folder.find(name)
+        data = folder.find(name, available_memory() // 2)
         return None if data is None else BytesIO(data)
     try:
         return Path(where).open("rb")

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gigl_loader.errors import ConfigError, ObjectStorageError
+from gigl_loader.runtime.files_of_others import check_bytes
 
 SCHEMES = ("s3", "gs", "az", "file")
 _READ_TIMEOUT_S, _REQUEST_TIMEOUT_S = 30.0, 600.0
@@ -95,18 +96,22 @@ class ObjectFolder:
         with self._named_errors(name):
             return self._get(name)
 
-    def find(self, name: str) -> bytes | None:
-        """Return a small object; None: there is none of that name."""
+    def find(self, name: str, most: int | None = None) -> bytes | None:
+        """Return a small object, or one of ``most`` bytes; None: there is none of that name."""
         with self._named_errors(name):
             try:
-                return self._get(name)
+                return self._get(name, most)
             except FileNotFoundError as error:
                 if _code(error) not in _NO_OBJECT:  # such as a bucket that does not exist
                     raise
                 return None
 
-    def _get(self, name: str) -> bytes:
-        return bytes(self._obstore.get(self._store, name).bytes())
+    def _get(self, name: str, most: int | None = None) -> bytes:
+        data = bytearray()
+        for chunk in self._obstore.get(self._store, name).stream(min_chunk_size=_CHUNK_BYTES):
+            data += chunk
+            check_bytes(len(data), f"{self.url}/{name}", most)  # a server may send without end
+        return bytes(data)
 
     def size(self, name: str) -> int:
         """Return the bytes of an object."""
@@ -167,6 +172,8 @@ def named_errors(where: str, *, missing_ok: bool = False) -> Iterator[None]:
     """
     try:
         yield
+    except ConfigError:
+        raise
     except FileNotFoundError as error:
         if _code(error) in _NO_BUCKET:
             raise _bucket_error(where, error) from None

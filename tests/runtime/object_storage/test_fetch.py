@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import pytest
 
 from gigl_loader.errors import ConfigError, ObjectStorageError, PeerTimeoutError, ResourceError
+from gigl_loader.runtime import files_of_others
 from gigl_loader.runtime.object_storage import folder_cache as cache
 from gigl_loader.runtime.object_storage import object_folder as object_storage
 from gigl_loader.runtime.object_storage.fetch import Fetch, StoredFile
@@ -219,6 +220,26 @@ def test_a_server_that_sends_more_than_was_asked_for_writes_no_more(storage, tmp
         fetch.run(lambda nbytes: None)
         assert (tmp_path / "x.bin").read_bytes() == right
     assert max(path.stat().st_size for path in tmp_path.glob("x.bin*")) == 3 * BLOCK
+
+
+def test_a_manifest_without_end_is_not_read_into_memory(storage, constants) -> None:
+    """Whatever its length was said to be: a server may send another object in its place."""
+    files = _write(storage.url, {"x.bin": BLOCK})
+    folder = ObjectFolder(storage.url)
+    size = len(folder.read(MANIFEST))
+    constants(files_of_others, _MOST_BYTES=size)
+    assert folder.find(MANIFEST) == folder.read(MANIFEST)
+
+    def lengthen(answer: Answer) -> None:
+        answer.body += bytes(1)
+        answer.headers["content-length"] = str(len(answer.body))
+
+    storage.proxy.faults = [Fault(lengthen, ".*/manifest.json")]
+    words = rf"{storage.url}/{MANIFEST} has .* where at most .* are read at once"
+    for read in (folder.read, folder.find, lambda name: _fetched(storage.url, files).__enter__()):
+        with pytest.raises(ConfigError, match=words):
+            read(MANIFEST)
+    assert len(folder.find(MANIFEST, size + 1) or b"") == size + 1
 
 
 _SCRIPT = """

@@ -18,6 +18,7 @@ from gigl_loader.errors import ConfigError, ObjectStorageError
 from gigl_loader.graph_store import build_storage_dataset
 from gigl_loader.graph_store.serve import parse_serve
 from gigl_loader.partitioning.split_links import split_partitions
+from gigl_loader.runtime import files_of_others
 from gigl_loader.runtime.object_storage import object_folder as object_storage
 from gigl_loader.runtime.object_storage.checked_files import note_as_checked
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
@@ -179,6 +180,21 @@ def test_a_graph_is_replaced_only_on_request_and_never_half(storage, monkeypatch
         _written(storage, overwrite=True)
     with pytest.raises(ConfigError, match="is missing"):  # neither the old one nor half of both
         DistDataset.load(storage.url, 0)
+
+
+def test_a_manifest_of_a_partition_is_not_read_without_bound(storage, tmp_path, constants) -> None:
+    partition_graph(_graph(), 1, tmp_path, progress=False)
+    _written(storage)
+    folder = ObjectFolder(storage.url)
+    limit = max(size for name, size in folder.sizes().items() if name.endswith(".json"))
+    constants(files_of_others, _MOST_BYTES=limit)
+    assert DistDataset.load(storage.url, 0).num_partitions == 2
+    folder.write("part1/manifest.json", bytes(limit + 1))
+    with pytest.raises(ConfigError, match=r"part1/manifest.json has .* are read at once"):
+        DistDataset.load(storage.url, 1)
+    constants(files_of_others, _MOST_BYTES=10)
+    with pytest.raises(ConfigError, match=rf"{MANIFEST} has .* at most 10 "):
+        DistDataset.load(tmp_path, 0)
 
 
 def test_other_files_are_not_removed(storage) -> None:
