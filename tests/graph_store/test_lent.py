@@ -102,6 +102,18 @@ def test_a_client_that_is_gone_may_read_on() -> None:
     assert lent.out == [stays]
 
 
+def test_batches_of_a_closed_loader_are_not_kept_for_its_client() -> None:
+    """Each loader that was closed left its last batches in the server until the client left."""
+    lent = _Lent()
+    ended = [lent.lend(session, _fetch(0)) for session in ("a", "b")]
+    other = FetchRequest(producer_id=2, fetches_before=0, same_host=True)
+    stays = lent.lend("a", other)
+    lent.leases.end_producer(1)
+    assert (lent.poisoned, lent.out) == (ended, [stays])
+    lent.give_back("a", [*ended, stays])
+    assert lent.out == []
+
+
 def test_a_batch_that_comes_when_its_client_has_left_is_not_kept() -> None:
     lent = _Lent()
     for session in ("c", "a", *map(str, range(9_999))):

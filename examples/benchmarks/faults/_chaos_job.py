@@ -533,13 +533,16 @@ class ChaosJob:
 
 
 def held_by(pid: int) -> dict[str, int]:
-    """Return the megabytes, descriptors and threads of a process."""
+    """Return the megabytes, threads and descriptors of a process, some also by their kind."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     said = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    files = open_files(pid)
     return {
         "MB": int(said["RssAnon"].split()[0]) // 1000,
-        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "descriptors": len(files),
         "threads": int(said["Threads"]),
+        "sockets": sum(name.startswith("socket:") for name in files),
+        "segments": sum(name.startswith("/memfd:") for name in files),
     }
 
 

@@ -104,6 +104,17 @@ class BatchSender:
             ended = [leases.pop(number) for number in lost]
         _poison(ended)
 
+    def end_producer(self, producer_id: int) -> None:
+        """Give up all leases of a producer that is over; clients keep what they have mapped."""
+        with self._lock:
+            ended = [
+                leases.pop(number)
+                for leases in self._leases.values()
+                for number, (_, leased) in [*leases.items()]
+                if leased.producer_id == producer_id
+            ]
+        _poison(ended)
+
     def lose(self, session: str) -> None:
         """Give up all leases of a client that is gone for good, as it may still be reading."""
         with self._lock:

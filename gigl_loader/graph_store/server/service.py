@@ -136,6 +136,8 @@ class StorageService(PartitionAnswers, DistServer):
         """Turns of jobs whose requests for rows are answered."""
         self.connections: Callable[[], dict[str, Any]] = dict
         """Returns the connected processes; the endpoint sets it."""
+        self.on_end: Callable[[int], None] = lambda producer_id: None
+        """Called with each producer that is over; the endpoint sets it."""
         self.stops: Callable[[str], int] | None = None
         """Stops a job by name; the endpoint sets it."""
 
@@ -393,6 +395,8 @@ class StorageService(PartitionAnswers, DistServer):
         if shared is not None:
             # first, as batches are counted until then, and would enter the producer's sums again
             shared.close(linger_s)
+            # a closed loader gives nothing back, and its process may stay for days
+            self.on_end(producer_id)
             self._counts.forget(_job_of(shared.clients[0]), producer_id)
             _log.info(
                 "server %d: producer %d (%r) ended", self.server_rank, producer_id, shared.key

@@ -88,6 +88,7 @@ class Endpoint(Presence):
     ) -> None:
         super().__init__(server, security, num_jobs, max_jobs, leader, patience_s, rejoin_s)
         server.connections, server.stops = self.status, self.stop_job
+        server.on_end = self._sender.end_producer
         if server.num_servers > 1:
             server.meet = self._meet
         self._listener = Listener(

@@ -170,7 +170,7 @@ class DistSamplingProducer:
             worker_options.worker_concurrency,
             self.source_options.max_restarts,
             self._orders.seeds_of,
-            self._check_files,
+            partial(check_files, data),  # of no producer: it would keep this one, and its seeds
         )
         self._looked_at_files = 0.0
         """Time of the last look at the dataset's files (`time.monotonic`)."""
