@@ -7,7 +7,8 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader
-from gigl_loader.errors import SamplingError
+from gigl_loader.errors import ConfigError, SamplingError
+from gigl_loader.sampler.gpu import device_sampler
 from gigl_loader.sources import sampled_input
 
 EDGES = torch.tensor([[1, 2, 0], [0, 0, 1]])
@@ -72,6 +73,26 @@ def test_an_induced_subgraph_is_bounded_too(dataset: DistDataset, constants: Any
     )
     with loader, pytest.raises(SamplingError, match="draws 3 neighbours of 3 nodes"):
         next(iter(loader))
+
+
+def test_a_device_refuses_it_when_the_loader_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reserves room for all that may be drawn: without replacement for the edges there are."""
+    placed = DistDataset.from_pyg(Data(x=torch.arange(3.0), edge_index=EDGES))
+    placed.to("cpu", kernels="torch")
+    seeds = torch.zeros(1000, dtype=torch.int64)
+
+    def build(fanout: int, *, replace: bool) -> DistNeighborLoader:
+        how: dict[str, Any] = {"batch_size": 1000, "replace": replace, "num_workers": 0}
+        return DistNeighborLoader(placed, [fanout], seeds, **how)
+
+    with build(10**6, replace=False) as loader:
+        assert next(iter(loader)).num_edges == 1000 * 2
+    with pytest.raises(ConfigError, match=r"hop 1 .* may draw 1,000,000,000 neighbours .*a device"):
+        build(10**6, replace=True)
+    # a tenth of it is no reason for its kernels, but more than this machine may have
+    monkeypatch.setattr(device_sampler, "available_memory", lambda: 10**9)
+    with pytest.raises(ConfigError, match=r"batches take up to .* of cpu, which has 1 GB free"):
+        build(10**5, replace=True)
 
 
 def test_a_batch_that_a_larger_channel_holds_is_drawn(dataset: DistDataset) -> None:

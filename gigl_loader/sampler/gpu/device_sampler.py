@@ -48,6 +48,7 @@ from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError, PeerTimeoutError
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.sizes import size_in_words
+from gigl_loader.runtime.system import available_memory
 from gigl_loader.sampler.batch_bounds import BATCHES_HELD
 from gigl_loader.sampler.expansion import EdgeCollector, Sampled
 from gigl_loader.sampler.gpu.cuda_graphs import Replays
@@ -207,7 +208,7 @@ class DeviceSampler:
         Args:
             batch_size: Seeds of a batch.
             under_way: Batches at once.
-            free: Free bytes of the device; None: not known.
+            free: Free bytes of the device; None: it has this machine's memory.
         """
         seeds = {self._plan.input_type: batch_size}
         roots = {name: seeds.get(name, 0) for name in self._view.num_nodes}
@@ -216,7 +217,7 @@ class DeviceSampler:
         wanted += self._expansion.scratch_bytes
         if self._may_capture:  # the graph has memory of its own, but for rows
             wanted += self._expansion.device_bytes(roots, {})
-        if free is not None and wanted > free:
+        if wanted > (free := available_memory() if free is None else free):
             raise ConfigError(
                 f"batches take up to {size_in_words(wanted)} of {self._memory.device}, which has "
                 f"{size_in_words(free)} free: {under_way} are under way, with room for all "
