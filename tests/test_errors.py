@@ -107,6 +107,12 @@ def test_a_limit_is_named_however_deep_it_is(number: int, depth: int) -> None:
     assert isinstance(caught.value.__cause__, OSError if depth == 0 else ValueError)
 
 
+def test_memory_that_there_is_not_is_named_though_its_error_has_no_number() -> None:
+    named = pytest.raises(ResourceError, match=r"writing: .*too little memory")
+    with named, explained_limits("writing"):
+        raise MemoryError("malloc of size 20000000000 failed")
+
+
 def test_other_errors_stay_as_they_are() -> None:
     told = ResourceError(errno.ENOSPC, "told already")
     for error in (OSError(errno.ENOENT, "no file"), ValueError("x"), told):

@@ -1,5 +1,6 @@
 """Tables and descriptions of others that are damaged, or were made to do harm."""
 
+import re
 import struct
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.commands.partition import read_yaml
 from gigl_loader.errors import ConfigError
+from tests.support.scripts import run_python
 
 _ROWS = 1000
 
@@ -45,6 +47,59 @@ def test_pages_that_cannot_be_read_name_the_table(tmp_path: Path, name: str) -> 
             tmp_path / "others",
             progress=False,
         )
+
+
+_DAMAGED = """
+import random, sys
+from pathlib import Path
+from tests.partitioning.test_damaged_tables import ConfigError, _partition, _write
+
+for seed in range(40):
+    lot, folder = random.Random(seed), Path(str(seed))
+    folder.mkdir()
+    _write(folder)
+    path = folder / lot.choice(["nodes.parquet", "edges.parquet"])
+    content = bytearray(path.read_bytes())
+    footer = int.from_bytes(content[-8:-4], "little")
+    start = lot.choice([0, len(content) - 8 - footer])  # anywhere, or in what describes the rest
+    for _ in range(lot.choice([1, 3, 20])):
+        content[lot.randrange(start, len(content))] = lot.randrange(256)
+    path.write_bytes(content)
+    try:
+        _partition(folder)
+    except ConfigError:
+        print("refused")
+"""
+
+
+def test_changed_bytes_of_a_table_end_no_process(tmp_path: Path) -> None:
+    """Nor are they an error that nobody has named."""
+    ended = run_python("-c", _DAMAGED, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert 10 < ended.stdout.count("refused") <= 40
+
+
+_SWOLLEN = """
+import resource, sys
+import numpy as np, pyarrow as pa, pyarrow.parquet as pq
+from gigl_loader import EdgeTable, NodeTable, partition_tables
+
+text = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array(["x" * 10**6]))
+pq.write_table(pa.table({"id": np.arange(20_000), "text": text}), "nodes.parquet")
+pq.write_table(pa.table({"src": [0], "dst": [0]}), "edges.parquet")
+resource.setrlimit(resource.RLIMIT_AS, (5 << 30, 5 << 30))
+nodes = NodeTable("nodes.parquet", id="id", split="text")
+try:
+    partition_tables(nodes, EdgeTable("edges.parquet", src="src", dst="dst"), 1, "parts")
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_a_table_that_is_larger_than_its_file_ends_by_the_limit_of_memory(tmp_path: Path) -> None:
+    """160 kB of Parquet are 20 GB of text; the page says to set a limit for tables of others."""
+    ended = run_python("-c", _SWOLLEN, folder=tmp_path)
+    assert re.search(r"ResourceError: .*writing \S*parts .*too little memory", ended.stderr)
 
 
 @pytest.mark.parametrize("shape", ["(" * 5000, "(-1000, 3)", "(1000, 1000000000000)"])

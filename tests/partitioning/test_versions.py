@@ -482,6 +482,25 @@ def test_a_folder_of_such_a_table_names_the_key(tmp_path: Path, catalog: Any) ->
             )
 
 
+@pytest.mark.parametrize(
+    "name", ["../own/x.parquet", "{folder}/own/x.parquet", "file://{folder}/own/x.parquet", "link"]
+)
+def test_a_log_that_names_a_file_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    """Its rows would be those of the table: the reader of Delta tables follows the name."""
+    nodes, _ = graph()
+    write_delta(tmp_path / "t", nodes)
+    (own,) = (tmp_path / "t").glob("*.parquet")
+    (tmp_path / "own").mkdir()
+    shutil.copy(own, tmp_path / "own" / "x.parquet")
+    (tmp_path / "t" / "link").symlink_to(tmp_path / "own" / "x.parquet")
+    log = tmp_path / "t" / "_delta_log" / f"{0:020}.json"
+    log.write_text(log.read_text().replace(own.name, name.format(folder=tmp_path)))
+    version = DeltaVersion.of(str(tmp_path / "t"), None)
+    for read in (version.parquet_files, lambda columns: rows_in(version, columns)):
+        with pytest.raises(ConfigError, match=r"not in its folder|leads out of"):
+            read(["id"])
+
+
 @pytest.mark.parametrize("version", ["1", "newest", 9, -1, 0.5, True])
 def test_a_version_that_cannot_be_is_refused_with_the_newest(tmp_path: Path, version: Any) -> None:
     nodes, _ = graph()

@@ -7,6 +7,7 @@ directory, in bounded memory.
 """
 
 import itertools
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NoReturn, Self, cast
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +25,7 @@ from gigl_loader.partitioning.resumable import ResumableJob
 from gigl_loader.partitioning.tables.engine_sql import quoted_name, to_read
 from gigl_loader.partitioning.tables.files_in_place import can_be_read_in_place
 from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable, columns_used, is_files
+from gigl_loader.runtime.files_of_others import inside
 
 _COMPARED_ROWS = 8
 """Rows at the start of a stream that two reads must agree on."""
@@ -143,8 +146,7 @@ class DeltaVersion(TableVersion):
     @contextmanager
     def open(self, columns: list[str] | None) -> Iterator[Opened]:
         """See `RowSource`."""
-        table = _open_delta(self.delta, self.version)
-        self._check_same(table.metadata().id)
+        table = self._opened()
         from deltalake import QueryBuilder
 
         # Its query engine, not `to_pyarrow_dataset`: that one refuses deletion vectors and renamed
@@ -158,9 +160,8 @@ class DeltaVersion(TableVersion):
 
     def parquet_files(self, columns: list[str]) -> list[str] | None:
         """See `RowSource`; a version with deleted rows or renamed columns has none."""
-        table = _open_delta(self.delta, self.version)
+        table = self._opened()
         facts = table.metadata()
-        self._check_same(facts.id)
         # A file may have a partition column, too, but the log tells its values.
         if (
             facts.configuration.get("delta.columnMapping.mode", "none") != "none"
@@ -177,6 +178,20 @@ class DeltaVersion(TableVersion):
             # In the order of the log, as `open` reads them.
             paths, sizes = table.file_uris(), actions["size_bytes"].to_pylist()
             return paths if can_be_read_in_place(paths, sizes, wanted) else None
+
+    def _opened(self) -> Any:
+        table = _open_delta(self.delta, self.version)
+        self._check_same(table.metadata().id)
+        for name in pa.table(table.get_add_actions())["path"].to_pylist():
+            path = unquote(name)
+            if re.match(r"/|\w+:/", path) or ".." in path.split("/"):
+                raise ConfigError(
+                    f"{self.name} names {name}, which is not in its folder, from which alone files "
+                    "are read: write the table anew"
+                )
+            if "://" not in self.delta:
+                inside(Path(self.delta), path)
+        return table
 
 
 def _may_have_deleted_rows(table: Any, counts: list[int | None]) -> bool:
