@@ -187,6 +187,22 @@ def test_a_server_that_answers_for_no_node_is_not_asked_without_end(
         dataset.lookup.edges(next(iter(PLAIN.edges)), torch.arange(60))
 
 
+@pytest.mark.parametrize(
+    ("counts", "indices"),
+    [([-1] * 60, 0), ([1] * 61, 61), ([1], 9), ([1, 1], 1), ([2**62] * 4, 0), ([[1, 1]], 2)],
+    ids=["negative", "more nodes", "more edges", "fewer edges", "wrapping", "a matrix"],
+)
+def test_edges_of_a_false_server_are_refused_by_name(
+    counts: list[Any], indices: int, take_part: TakePart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {name: torch.arange(indices) for name in ("indices", "edge_ids")}
+    answer["counts"] = torch.tensor(counts)
+    monkeypatch.setattr(StorageService, "get_edges", lambda *_, **__: answer)
+    words = r"storage server 0 answered (with \d+ edges of .* do not fit|for none of 60 nodes)"
+    with remote(plain, 1, take_part) as dataset, pytest.raises(ProtocolError, match=words):
+        dataset.lookup.edges(next(iter(PLAIN.edges)), torch.arange(60), edge_ids=True)
+
+
 @pytest.mark.parametrize("servers", [1, 3])
 def test_rows_are_those_of_the_graph(servers: int, take_part: TakePart) -> None:
     ids = torch.randint(40, (NUM_IDS,), generator=torch.Generator().manual_seed(1))

@@ -174,16 +174,12 @@ class StoreLookup:
             answers = self._ask("get_edges", pieces, requests)
             rest = []
             for (server, at), part in zip(pieces, answers, strict=True):
-                count, come = part["counts"].numel(), part["indices"].numel()
-                cut = come < int(part["counts"].sum())
-                if at.size and (not count or (cut and not come)):
-                    raise ProtocolError(
-                        f"storage server {server} answered for none of {at.size} nodes"
-                    )
-                if cut:  # of one node, whose other edges are asked for next
-                    part["counts"].fill_(come)
-                    told[at[0]] += come
+                if _is_cut(server, at.size, part):  # the others are asked for next
+                    part["counts"].fill_(part["indices"].numel())
+                    told[at[0]] += part["indices"].numel()
                     count = 0
+                else:
+                    count = part["counts"].numel()
                 positions.append(torch.from_numpy(at[: part["counts"].numel()]))
                 parts.append(part)
                 if count < at.size:  # an answer is limited
@@ -257,6 +253,29 @@ def _as_book(found: Any) -> Book[Array] | None:
         return None
     bounds = getattr(found, "partition_bounds", None)
     return Book(as_array(found)) if bounds is None else Book(None, np.asarray(bounds))
+
+
+def _is_cut(server: int, num_nodes: int, part: dict[str, Tensor]) -> bool:
+    """Return whether a response has only some edges, which are of one node.
+
+    Raises:
+        ProtocolError: It does not fit together, or has no edge of a node that has some.
+    """
+    told = part.get("counts", torch.empty(0, 0, dtype=torch.int64, device="cpu"))
+    counts: list[int] = told.flatten().tolist()
+    columns = [column.shape for name, column in part.items() if name != "counts"]
+    (come,) = columns[0] if columns and len(columns[0]) == 1 else (-1,)
+    is_cut = 0 <= come < sum(counts)  # Python's sum does not wrap
+    if num_nodes and (not counts or (is_cut and not come)):
+        raise ProtocolError(f"storage server {server} answered for none of {num_nodes} nodes")
+    is_of_nodes = told.dim() == 1 and len(counts) <= (1 if is_cut else num_nodes)
+    is_of_edges = all(shape == (come,) for shape in columns) and (is_cut or come == sum(counts))
+    if not is_of_nodes or not is_of_edges or min(counts, default=0) < 0:
+        raise ProtocolError(
+            f"storage server {server} answered with {come} edges of {len(counts)} out of "
+            f"{num_nodes} nodes, which do not fit together"
+        )
+    return is_cut
 
 
 def merged_edges(count: int, positions: list[Tensor], parts: list[dict[str, Tensor]]) -> EdgeBlock:
