@@ -208,8 +208,8 @@ FACES = {
         "in_process.in_process_source": "InProcessSource",
         "other_producer": "ProducerSource SamplesForLoader is_producer raise_sampling_error",
         "remote_interface": "ABLPInputNodes FETCHED_AS RemoteDataset server_worker_options",
-        "sampled_input": "check_columns check_draw check_seed_times chosen_sampler num_batches "
-        "seed_or_drawn",
+        "sampled_input": "OWN_KINDS check_columns check_draw check_seed_times chosen_sampler "
+        "num_batches seed_or_drawn",
         "sampling_checks": "check_sampling check_seeds check_workers checked_fanout positive",
         "seed_checks": "SHARDS SeedSummary check_each_once check_same_seeds",
         "staggered_start": "LeaderTurns WorkerTurns",

@@ -35,7 +35,7 @@ from gigl_loader.sampler.sampler_kinds import SamplerKind
 
 logger = logging.getLogger(__name__)
 
-_OWN_KINDS = {
+OWN_KINDS = {
     kind.path: kind for kind in (NEIGHBOR_KIND, SUBGRAPH_KIND, EDGE_KIND, ANCHOR_KIND, PPR_KIND)
 }
 
@@ -44,7 +44,7 @@ def sampler_kind(options: SamplerOptions | None) -> SamplerKind:
     """Return the sampler that options name: the k-hop neighbour sampler if they name no class."""
     if not isinstance(options, CustomSamplerOptions):
         return NEIGHBOR_KIND
-    own = _OWN_KINDS.get(options.class_path)
+    own = OWN_KINDS.get(options.class_path)
     if own is None:
         return SamplerKind(options.class_path, options.keywords)
     return own.with_keywords(options.keywords)

@@ -94,14 +94,17 @@ def test_a_server_imports_what_it_has_leave_for():
             "os.path",
             "tests.graph_store.store_cluster_too.Sampler",
             "gigl_loader.graph_store.server.service.X",
+            "gigl_loader.sampler.kernels.sampling_kernels.copy_rows",
         ):
             with pytest.raises(ConfigError, match=f"'{path}': start it with --allow-samplers"):
                 create(cluster, sampler_options=CustomSamplerOptions(path))
-        store = FeatureStoreOptions("os.path")
-        with pytest.raises(
-            ConfigError, match=r"feature store 'os\.path': start it with --allow-sam"
+        for path in (
+            "os.path",
+            "gigl_loader.sampler.kernels.sampling_kernels.copy_rows",
+            "gigl_loader.sampler.neighbor.NeighborSampler",
         ):
-            create(cluster, feature_store=store)
+            with pytest.raises(ConfigError, match=f"feature store '{path}': start it with --allow"):
+                create(cluster, feature_store=FeatureStoreOptions(path))
         assert endpoint.server.status()["create_calls"] == 0, "nothing was started"
         allowed = CustomSamplerOptions(
             "tests.graph_store.store_cluster.FailingSampler", {"nap_s": 0.1}

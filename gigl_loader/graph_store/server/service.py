@@ -58,7 +58,7 @@ from gigl_loader.runtime.transport.failures import describe, fresh_copy, rebuild
 from gigl_loader.sampler.options import SamplerOptions, SourceOptions
 from gigl_loader.sources.batch_source import LINGER_S
 from gigl_loader.sources.held_seeds import HeldSeeds
-from gigl_loader.sources.sampled_input import check_columns, seed_or_drawn
+from gigl_loader.sources.sampled_input import OWN_KINDS, check_columns, seed_or_drawn
 from gigl_loader.sources.sampling_checks import check_sampling
 from gigl_loader.sources.workers.job_turns import JobTurns
 from gigl_loader.sources.workers.producer import DistSamplingProducer
@@ -71,7 +71,6 @@ _log = logging.getLogger(__name__)
 caller: ContextVar[Hashable] = ContextVar("caller", default=THIS_PROCESS)
 """The client whose request is being served: ``(JobId, rank)``, or a `Visitor`."""
 
-_OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER, _SEEDS = "over", "seeds"
 """Keys of rendezvous."""
 _LOOK_S, _AFTER_FAILURE_S = 30.0, 1.0
@@ -118,7 +117,7 @@ class StorageService(PartitionAnswers, DistServer):
     ) -> None:
         super().__init__(dataset, server_rank, num_servers)
         self._security, self.meet = security or Security.local(), meet
-        self._allowed = (_OWN_SAMPLERS, *allow_samplers)
+        self._allowed = tuple(allow_samplers)
         self._functions = tuple(allow_functions)
         self._host, self.allow_seed_files = host, allow_seed_files
         self._started = time.monotonic()
@@ -159,8 +158,10 @@ class StorageService(PartitionAnswers, DistServer):
         client = caller.get()
         check_request(request, self.num_servers, client)
         # before a slot is taken, so that a refused request leaves nothing to wait for
-        for options in (sampler_options, request.source_options.feature_store):
-            check_leave(options, self._allowed, self.server_rank)
+        # Of the package, samplers alone: called with a client's keywords, other functions of it
+        # are not made for what they may be given.
+        check_leave(sampler_options, (*OWN_KINDS, *self._allowed), self.server_rank)
+        check_leave(request.source_options.feature_store, self._allowed, self.server_rank)
         # worker keys belong to a job: two jobs at a time may use the same one
         entry, is_first = self._entries.take(
             scope_of(client),
