@@ -2,6 +2,7 @@ from gigl_loader.batch.check_padding import check_padding as check_padding
 from gigl_loader.batch.device.prefetch import DevicePrefetcher as DevicePrefetcher
 from gigl_loader.batch.padding import padding_sizes as padding_sizes
 from gigl_loader.batch.tokens import Tokens as Tokens
+from gigl_loader.compat.gigl_task import build_dataset as build_dataset
 from gigl_loader.compat.gigl_task import (
     build_dataset_from_task_config_uri as build_dataset_from_task_config_uri,
 )

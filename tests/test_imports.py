@@ -98,7 +98,7 @@ FACES = {
         # PyG's graphs, for those who cut them
         "from_pyg.pyg_graph": "CheckedGraph Cutter Supervision keep_neighbor_times read_pyg",
         "from_pyg.split_ids": "names_of",
-        "gigl_parts": "split_by splits_of",
+        "gigl_parts": "split_by splits_edges splits_of",
         "glt_attributes": "set_splits",
         "identity": "GAMMA GraphIdentity Share WHOLE check_enough check_held check_position "
         "content_digest holders_of mixed shares_of",
@@ -112,12 +112,15 @@ FACES = {
         "partition.checks": "check_edge_dir check_edge_type check_partitions",
         "partition.doubts": "IGNORED_LABEL check_enough_nodes empty_partitions low_labels "
         "not_numbers warn_of",
+        "partition.partition_output": "FeaturePartitionData GraphPartitionData PartitionOutput "
+        "by_type",
         "partition.partition_view": "A Adjacency Book Matrix Owner PartitionView ROW_KINDS Row "
         "Rows Splits TimeOrder WithSplits earlier keys_of owner_of",
         "placement": "Placement",
         "schema": "COMMUNITY DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE "
         "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath NEGATIVE NEIGHBOR_TIME NodeType "
-        "POSITIVE PPR SPLITS Split check_file_names check_type_names edge_type_str glt_edge_type "
+        "POSITIVE PPR SPLITS Split check_file_names check_type_names edge_type_str expanded_end "
+        "glt_edge_type "
         "is_in_batches is_label_edge_type label_to_message_passing "
         "message_passing_to_negative_label message_passing_to_positive_label plain_edge_type "
         "reverse_edge_type row_type",
@@ -125,7 +128,8 @@ FACES = {
     "partitioning": {
         # for commands
         "other_libraries.foreign_graphs": "OF_EDGES OF_NODES count_foreign read_dgl read_pyg",
-        "other_libraries.gigl_graphs": "Message RECORDS read_gigl",
+        "other_libraries.gigl_graphs": "Message RECORDS metadata_of read_gigl read_records",
+        "other_libraries.gigl_shares": "exchange_shares",
         "partition_graph": "partition_graph",
         "partition_tables": "ENGINES partition_tables",
         "tables.spec": "EdgeTable FEATURE_DTYPES METHODS Method NodeTable SOURCES",
@@ -241,7 +245,7 @@ FACES = {
     "loader": {
         "base": "BaseDistLoader",
         "deployment.job_ranks": "DEFAULT_NUM_CPU_THREADS get_process_group_name "
-        "init_neighbor_loader_worker",
+        "init_neighbor_loader_worker resolve_runtime",
         "deployment.process_role": "open_loaders",
         "options.glt_config": "NumNeighbors",
     },

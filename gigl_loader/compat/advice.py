@@ -61,7 +61,6 @@ _READY = "leave it out: compute processes wait for the servers when they join"
 ADVICE: dict[str, dict[str, str]] = {
     "gigl_loader": {
         # GiGL
-        "build_dataset": f"build_dataset_from_task_config_uri(uri), of a task; or {_BUILD}",
         "DatasetFactory": _BUILD,
         "DistPartitioner": _PARTITION,
         "DistRangePartitioner": f'{_PARTITION}; method="contiguous" gives ranges',

@@ -8,6 +8,7 @@ Source:
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gigl_loader import DistDataset, DistributedContext
-from gigl_loader.dataset.gigl_parts import split_by, splits_of
+from gigl_loader import DistDataset, DistributedContext, PartitionOutput
+from gigl_loader.dataset.gigl_parts import split_by, splits_edges, splits_of
 from gigl_loader.dataset.glt_attributes import set_splits
+from gigl_loader.dataset.partition.partition_output import by_type
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -29,11 +31,18 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.partitioning.other_libraries.gigl_graphs import RECORDS, Message, read_gigl
-from gigl_loader.partitioning.partition_tables import partition_tables
+from gigl_loader.loader.deployment.job_ranks import resolve_runtime
+from gigl_loader.partitioning.other_libraries.gigl_graphs import (
+    RECORDS,
+    Message,
+    metadata_of,
+    read_records,
+)
+from gigl_loader.partitioning.other_libraries.gigl_shares import exchange_shares
 from gigl_loader.runtime.object_storage.object_folder import is_url
+from gigl_loader.runtime.ranks.collectives import RankExchange, end_group, report_failure_to_ranks
 
-__all__ = ["build_dataset_from_task_config_uri", "build_storage_dataset"]
+__all__ = ["build_dataset", "build_dataset_from_task_config_uri", "build_storage_dataset"]
 
 _OneSplit = tuple[Tensor, Tensor, Tensor]
 _ARGUMENTS = {
@@ -59,15 +68,14 @@ def build_dataset_from_task_config_uri(
 
         dataset = build_dataset_from_task_config_uri("task.yaml", is_inference=False)
 
-    Call it once on each machine; with a process group its ranks are the machines. Each machine
-    reads all records and keeps its partition: for a graph that is large for that, run
-    ``gigl-loader partition --from gigl`` once, which writes the same partitions, and
-    `DistDataset.load` one.
+    Call it once on each machine. The ranks of the process group are the machines; without one, it
+    is started for this call, as the environment has it. Each reads a run of the files of each type,
+    rows go to their owners, and the partitions are those of ``gigl-loader partition --from gigl``.
 
     Args:
         task_config_uri: The task's YAML file: a path, ``gs://`` or ``s3://``.
-        distributed_context: Deprecated: this machine's rank and their number. None: of the process
-            group, or of ``RANK`` and ``WORLD_SIZE``, or one machine.
+        distributed_context: Deprecated: where this machine and the first one are, to start the
+            process group.
         is_inference: Read ``inferencerArgs``, and make no splits. False: ``trainerArgs``, and split
             as GiGL does: nodes, or the anchors of labels, by a hash of their ids.
         _tfrecord_uri_pattern: A regular expression that names of files with records match.
@@ -81,11 +89,103 @@ def build_dataset_from_task_config_uri(
     edge_dir = arguments.get("sample_edge_direction", "in")
     most = arguments.get("max_labels_per_anchor_node")
     splitter = None if is_inference else _splitter_of(task, arguments)
-    dataset = _build(
-        task_config_uri, edge_dir, _tfrecord_uri_pattern, splitter, _place(distributed_context)
-    )
+    graph = metadata_of(task)
+    dataset = _build(graph, edge_dir, _tfrecord_uri_pattern, splitter, distributed_context)
     dataset.max_labels_per_anchor_node = None if most is None else int(most)
     return dataset
+
+
+def build_dataset(
+    serialized_graph_metadata: Any,
+    sample_edge_direction: EdgeDir,
+    distributed_context: DistributedContext | None = None,
+    should_load_tensors_in_parallel: bool = True,
+    partitioner_class: type | None = None,
+    node_tf_dataset_options: Any = None,
+    edge_tf_dataset_options: Any = None,
+    splitter: Callable[..., Any] | None = None,
+    _ssl_positive_label_percentage: float | None = None,
+    _dataset_building_port: int | None = None,
+    weight_edge_feat_name: str | Mapping[EdgeType, str] | None = None,
+) -> DistDataset:
+    """Return this machine's partition of the graph that GiGL's ``SerializedGraphMetadata`` names.
+
+    Args:
+        serialized_graph_metadata: GiGL's object, or one with its attributes.
+        sample_edge_direction: ``edge_dir`` of the dataset.
+        distributed_context: As for `build_dataset_from_task_config_uri`.
+        should_load_tensors_in_parallel: Not looked at: records are read one file at a time.
+        partitioner_class: None, or a class for ranges, ``DistRangePartitioner``: partitions are
+            ranges of ids.
+        node_tf_dataset_options: Not looked at: TensorFlow reads nothing.
+        edge_tf_dataset_options: Not looked at, as well.
+        splitter: As for `build_storage_dataset`.
+        _ssl_positive_label_percentage: None: drawn labels do not exist here.
+        _dataset_building_port: None: no port is needed.
+        weight_edge_feat_name: The feature of edges that is their weight, or these by edge type. It
+            is no column of their features.
+
+    Raises:
+        ConfigError: As `build_dataset_from_task_config_uri`.
+    """
+    _check_no_ssl(_ssl_positive_label_percentage, "_ssl_positive_label_percentage")
+    if "RangePartitioner" not in getattr(partitioner_class, "__name__", "RangePartitioner"):
+        raise ConfigError(
+            f"partitioner_class={partitioner_class}: partitions are ranges of ids here, as of "
+            "DistRangePartitioner; gigl-loader partition --from gigl has other methods"
+        )
+    if _dataset_building_port is not None:
+        raise ConfigError("_dataset_building_port has no use here: leave it out")
+    given = serialized_graph_metadata
+    nodes = by_type(given.node_entity_info, DEFAULT_HOMOGENEOUS_NODE_TYPE)
+    edges = by_type(given.edge_entity_info, DEFAULT_HOMOGENEOUS_EDGE_TYPE)
+    weights: Any = weight_edge_feat_name
+    if isinstance(weights, str) or weights is None:
+        weights = dict.fromkeys(edges, weights)
+    weights, infos = by_type(dict(weights), None), {}
+    for key, info in edges.items():
+        src, dst = info.entity_key
+        main = {**_record_info(info), "weightKey": weights.get(key)}
+        infos[key] = {"srcNodeIdKey": src, "dstNodeIdKey": dst, "mainEdgeInfo": main}
+        for kind in ("positive", "negative"):
+            of_kind = getattr(given, f"{kind}_label_entity_info")
+            labels = by_type(of_kind, DEFAULT_HOMOGENEOUS_EDGE_TYPE).get(key)
+            if labels is not None:
+                infos[key][f"{kind}EdgeInfo"] = _record_info(labels)
+    names = {number: dict(zip(_EDGE_TYPE, key, strict=True)) for number, key in enumerate(edges)}
+    rows = {
+        "condensedNodeTypeToPreprocessedMetadata": {
+            number: {**_record_info(info), "nodeIdKey": info.entity_key}
+            for number, info in enumerate(nodes.values())
+        },
+        "condensedEdgeTypeToPreprocessedMetadata": dict(enumerate(infos.values())),
+    }
+    types = {"condensedNodeTypeMap": dict(enumerate(nodes)), "condensedEdgeTypeMap": names}
+    graph = Message(types, _SERIALIZED), Message(rows, _SERIALIZED)
+    typed = isinstance(given.edge_entity_info, Mapping)
+    return _build(graph, sample_edge_direction, RECORDS, splitter, distributed_context, typed=typed)
+
+
+_SERIALIZED = "serialized_graph_metadata"
+_EDGE_TYPE = ("srcNodeType", "relation", "dstNodeType")
+
+
+def _record_info(info: Any) -> dict[str, Any]:
+    """Return the fields of GiGL's ``SerializedTFRecordInfo`` as preprocessed metadata have them."""
+    if info.packed_feature_key is not None:
+        raise ConfigError(
+            f"{info.packed_feature_key!r} is a packed feature: build_dataset_from_task_config_uri "
+            "reads these, from the task's files"
+        )
+    return {
+        "featureKeys": list(info.feature_keys),
+        "featureDim": info.feature_dim,
+        "labelKeys": list(info.label_keys),
+        "tfrecordUriPrefix": str(
+            getattr(info.tfrecord_uri_prefix, "uri", info.tfrecord_uri_prefix)
+        ),
+        "tfrecordUriPattern": info.tfrecord_uri_pattern,
+    }
 
 
 def build_storage_dataset(
@@ -105,10 +205,10 @@ def build_storage_dataset(
             task.
         tf_record_uri_pattern: Of a task: a regular expression that names of files match; None:
             GiGL's.
-        splitter: Of a task. Called with ``node_ids=``, or if it has a true
-            ``should_convert_labels_to_edges`` with ``edge_index=``, the label edges of this
-            partition by type; returns ids for training, validation and testing, or these by node
-            type.
+        splitter: Of a task. Called with ``node_ids=``, or if it has an attribute
+            ``should_convert_labels_to_edges`` with ``edge_index=``, the edges and label edges of
+            this partition by type; returns ids for training, validation and testing, or these by
+            node type.
         should_load_tensors_in_parallel: Not looked at: records are read one file at a time.
         ssl_positive_label_percentage: None: drawn labels do not exist here.
         max_labels_per_anchor_node: See the attribute of the dataset.
@@ -127,7 +227,8 @@ def build_storage_dataset(
         return dataset
     _check_no_ssl(ssl_positive_label_percentage, "ssl_positive_label_percentage")
     how = sample_edge_direction or "in"
-    dataset = _build(task_config_uri, how, tf_record_uri_pattern or RECORDS, splitter, _place(None))
+    graph = metadata_of(Message.read(str(task_config_uri)))
+    dataset = _build(graph, how, tf_record_uri_pattern or RECORDS, splitter)
     dataset.max_labels_per_anchor_node = max_labels_per_anchor_node
     return dataset
 
@@ -207,12 +308,8 @@ class _HashSplitter:
         self.anchors_of = anchors_of
         """Supervision edge types; None: all nodes are split."""
 
-    def __call__(self, own: Tensor, everyone: list[Tensor]) -> _OneSplit:
-        """Split ids of this rank; ``everyone``: those of all ranks, as hashes' range needs them."""
-        hashes = [_hashed(ids) for ids in everyone if ids.numel()]
-        if not own.numel() or not hashes:
-            return own, own, own
-        least, largest = min(h.min().item() for h in hashes), max(h.max().item() for h in hashes)
+    def __call__(self, own: Tensor, least: int, largest: int) -> _OneSplit:
+        """Split ids of this rank, by the range of the hashes of all ranks."""
         share = (_hashed(own) - least).to(torch.float32) / float(largest)
         test = share >= 1 - self._test
         val = (share >= 1 - self._test - self._val) & ~test
@@ -263,69 +360,121 @@ def _ids_by_type(dataset: DistDataset) -> dict[NodeType, Tensor]:
     return dict(ids) if isinstance(ids, Mapping) else {DEFAULT_HOMOGENEOUS_NODE_TYPE: ids}
 
 
-def _split(dataset: DistDataset, splitter: Any, parts: Iterator[DistDataset]) -> None:
+def _split(dataset: DistDataset, splitter: Any, output: PartitionOutput) -> None:
     """Give a dataset the splits of a splitter: ours, or an object of the user's."""
     if isinstance(splitter, _HashSplitter):
-        supervision = splitter.anchors_of
-
-        def candidates(one: DistDataset) -> dict[NodeType, Tensor]:
-            return _ids_by_type(one) if supervision is None else _anchors(one, supervision)
-
-        own, others = candidates(dataset), [candidates(part) for part in parts]
-        types = set(own).union(*others)
-        if not types:
-            raise ConfigError(
-                f"the task has no positive labels of {supervision}: its preprocessed metadata "
-                "need positiveEdgeInfo for training"
-            )
-        nothing = torch.empty(0, dtype=torch.int64, device="cpu")
-        found = {
-            name: splitter(own.get(name, nothing), [one.get(name, nothing) for one in others])
-            for name in types
-        }
-        splits = splits_of(found)
-    elif getattr(splitter, "should_convert_labels_to_edges", False):
-        step = -1 if dataset.edge_dir == "in" else 1  # as the edges are stored
+        splits = splits_of(_split_by_hash(dataset, splitter))
+    elif splits_edges(splitter):
+        step = -1 if dataset.edge_dir == "in" else 1  # labels as the edges are stored
         edges = {
             _EdgeTypeOfGiGL(*name[::step]): ends[[0, 1][::step]]
             for name, ends in dataset.label_edges.items()
         }
+        main = by_type(output.partitioned_edge_index, DEFAULT_HOMOGENEOUS_EDGE_TYPE)
+        edges |= {_EdgeTypeOfGiGL(*name): part.edge_index for name, part in main.items()}
         splits = split_by(splitter, edge_index=edges)
     else:
         splits = split_by(splitter, node_ids=dataset.node_ids)
     set_splits(dataset, splits, typed=dataset.is_typed)
 
 
+def _split_by_hash(dataset: DistDataset, splitter: _HashSplitter) -> dict[NodeType, _OneSplit]:
+    supervision = splitter.anchors_of
+    own = _ids_by_type(dataset) if supervision is None else _anchors(dataset, supervision)
+    hashes = {name: _hashed(ids) for name, ids in own.items() if ids.numel()}
+    extent = {name: (int(h.min()), int(h.max())) for name, h in hashes.items()}
+    everyone = RankExchange().gather(extent, dict[str, tuple[int, int]])
+    extents: dict[str, list[tuple[int, int]]] = {}
+    for name, one in ((name, one) for ranges in everyone for name, one in ranges.items()):
+        extents.setdefault(name, []).append(one)
+    if not extents:
+        raise ConfigError(
+            f"the task has no positive labels of {supervision}: its preprocessed metadata "
+            "need positiveEdgeInfo for training"
+        )
+    nothing = torch.empty(0, dtype=torch.int64, device="cpu")
+    return {
+        name: splitter(own.get(name, nothing), min(all_)[0], max(last for _, last in all_))
+        for name, all_ in extents.items()
+    }
+
+
 # --- partitions -----------------------------------------------------------------------------------
 
 
-def _place(context: DistributedContext | None) -> tuple[int, int]:
-    """Return the rank of this machine, and their number."""
-    if context is not None:
-        return context.global_rank, context.global_world_size
-    if dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+@contextmanager
+def _process_group(context: DistributedContext | None, *, needed: bool) -> Iterator[None]:
+    """Have a process group, as GiGL's builders do: the one there is, or one until the end."""
+    started = not dist.is_initialized()
+    if not started:
+        if context is not None and context.global_world_size != dist.get_world_size():
+            raise ConfigError(
+                f"distributed_context has {context.global_world_size} machines, the process group "
+                f"{dist.get_world_size()} ranks: leave the context out"
+            )
+    elif context is not None and context.global_world_size > 1:
+        resolve_runtime(context, 0, 1)
+    elif context is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    elif needed:  # splitters of GiGL's ask all ranks
+        store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not declare it
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    else:
+        started = False
+    try:
+        yield
+    finally:
+        if started:
+            end_group()
 
 
 def _build(
-    task_config_uri: FilePath, edge_dir: Any, pattern: str, splitter: Any, place: tuple[int, int]
+    graph: tuple[Message, Message],
+    edge_dir: Any,
+    pattern: str,
+    splitter: Any,
+    context: DistributedContext | None = None,
+    *,
+    typed: bool | None = None,
 ) -> DistDataset:
-    rank, count = place
-    with tempfile.TemporaryDirectory(prefix="gigl_loader-task-") as folder:
-        graph = read_gigl(task_config_uri, Path(folder) / "tables", {}, pattern)
-        nodes, edges = graph.tables
-        root = Path(folder) / "partitions"
-        partition_tables(nodes, edges, count, root, edge_dir=edge_dir, progress=False)
-        dataset = DistDataset.load(root, rank, verify="off")
-        for node_type, ids in _ids_by_type(dataset).items():
-            typed = node_type if isinstance(dataset.node_ids, Mapping) else None
-            if ids.numel() and not np.array_equal(dataset.to_original(ids, typed), ids.numpy()):
-                raise ConfigError(
-                    f"{task_config_uri}: ids of nodes of {node_type!r} do not count from 0, as "
-                    "GiGL's preprocessor numbers them; gigl-loader partition --from gigl maps any"
-                )
+    """Return this rank's partition.
+
+    Args:
+        graph: Its types, and its preprocessed metadata.
+        edge_dir: Of the dataset.
+        pattern: Of the names of files with records.
+        splitter: Ours, one of the user's, or None.
+        context: The machines, if no process group tells.
+        typed: Whether types keep their names. None: if there are several.
+    """
+    needed = splitter is not None and not isinstance(splitter, _HashSplitter)
+    with (
+        _process_group(context, needed=needed),
+        report_failure_to_ranks("could not build its dataset"),
+        tempfile.TemporaryDirectory(prefix="gigl_loader-task-") as folder,
+    ):
+        ranks = RankExchange()
+        share = read_records(*graph, Path(folder), pattern, (ranks.rank, ranks.size))
+        if typed is None:
+            typed = len(share.nodes) > 1 or len(share.edges) > 1
+        output = exchange_shares(share, edge_dir, typed=typed)
+        dataset = DistDataset(ranks.rank, ranks.size, edge_dir)
+        dataset.build(output)
+        _count_classes(dataset, ranks)
         if splitter is not None:
-            parts = (DistDataset.load(root, k, verify="off", mmap=True) for k in range(count))
-            _split(dataset, splitter, parts)
+            _split(dataset, splitter, output)
     return dataset
+
+
+def _count_classes(dataset: DistDataset, ranks: RankExchange) -> None:
+    """Tell a dataset how many classes labels have over all partitions."""
+    view = dataset.view()
+    highest = {
+        name: int(rows.values.max())
+        for name, rows in view.node_labels.items()
+        if rows.values.dtype == torch.int64 and rows.values.dim() == 1 and rows.values.numel()
+    }
+    for labels in ranks.gather(highest, dict[str, int]):
+        for name, label in labels.items():
+            for counts in (view.num_classes, dataset.schema.num_classes):
+                counts[name] = max(counts.get(name, 0), label + 1)

@@ -32,7 +32,7 @@ from gigl_loader.dataset.from_pyg.pyg_graph import (
     keep_neighbor_times,
     read_pyg,
 )
-from gigl_loader.dataset.gigl_parts import check_parts, cut_node_ids, split_by
+from gigl_loader.dataset.gigl_parts import check_parts, cut_node_ids, split_by, splits_edges
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.one_or_by_type import PyGGraph
@@ -207,7 +207,7 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         if splitter is not None:
             edges: Any = partition_output.partitioned_edge_index
             given: dict[str, Any] = {"node_ids": node_ids_of(view)}
-            if hasattr(splitter, "should_convert_labels_to_edges"):
+            if splits_edges(splitter):
                 given = {
                     "edge_index": {name: one.edge_index for name, one in edges.items()}
                     if isinstance(edges, Mapping)

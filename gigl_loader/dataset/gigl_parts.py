@@ -94,6 +94,11 @@ def cut_node_ids(
     return splits
 
 
+def splits_edges(splitter: Any) -> bool:
+    """Return whether a splitter takes edges, to split their anchors; others take nodes."""
+    return hasattr(splitter, "should_convert_labels_to_edges")
+
+
 def split_by(splitter: Callable[..., Any], **given: Any) -> Splits:
     """Return the splits of GiGL's splitter, or of an object like it.
 

@@ -38,6 +38,7 @@ COMMIT = "fee4ba5047cf8d066d04344690b41725a312c711"
 REPOSITORY = os.environ.get("GIGL_REPOSITORY")
 CALLS = [
     "base_dist_loader.BaseDistLoader",
+    "dataset_factory.build_dataset",
     "dataset_factory.build_dataset_from_task_config_uri",
     "dist_ablp_neighborloader.DistABLPLoader",
     "dist_dataset.DistDataset",

@@ -38,9 +38,7 @@ RECORDS = r".*-of-.*\.tfrecord(\.gz)?$"
 """GiGL's pattern of names of files with records."""
 
 
-def read_gigl(
-    path: FilePath, folder: Path, given: TensorNames, pattern: str = RECORDS
-) -> ForeignGraph:
+def read_gigl(path: FilePath, folder: Path, given: TensorNames) -> ForeignGraph:
     """Return a preprocessed graph as tables, whose files are written below ``folder``.
 
     Nodes are in the order of their ids, so ids that count from 0 stay what they are.
@@ -49,16 +47,42 @@ def read_gigl(
         path: The YAML file of a task, or its URL.
         folder: A directory without other files.
         given: No names: the metadata have them.
-        pattern: A regular expression that names of files with records match from the start.
 
     Raises:
         ConfigError: A file is missing, damaged, or has something that tables cannot hold.
     """
     if any(given.values()):
         raise ConfigError("GiGL's metadata name features and labels: leave out options of columns")
-    task = Message.read(str(path))
-    metadata = task["graphMetadata"]
+    return read_records(*metadata_of(Message.read(str(path))), folder)
+
+
+def metadata_of(task: "Message") -> tuple["Message", "Message"]:
+    """Return the types of a task's graph, and its preprocessed metadata."""
     rows = Message.read(task["sharedConfig"].text("preprocessedMetadataUri"))
+    return task["graphMetadata"], rows
+
+
+def read_records(
+    metadata: "Message",
+    rows: "Message",
+    folder: Path,
+    pattern: str = RECORDS,
+    share: tuple[int, int] | None = None,
+) -> ForeignGraph:
+    """Return the records of a graph as tables, or a rank's share of them.
+
+    Args:
+        metadata: ``graphMetadata``.
+        rows: Preprocessed metadata; also ``tfrecordUriPattern``, and of edges
+            ``weightKey``, the feature that is their weight.
+        folder: A directory without other files.
+        pattern: A regular expression that names of files with records match from the start.
+        share: A rank and the number of ranks, of which each reads a run of the files of each type,
+            which may have no rows. None: all, and nodes in the order of their ids.
+
+    Raises:
+        ConfigError: As `read_gigl`.
+    """
     nodes = rows["condensedNodeTypeToPreprocessedMetadata"]
     edges = rows["condensedEdgeTypeToPreprocessedMetadata"]
     graph = ForeignGraph()
@@ -66,7 +90,7 @@ def read_gigl(
         output = nodes[number]
         ids = {"_id": output.text("nodeIdKey")}
         place = inside(folder, f"nodes/{node_type}")
-        table = _RecordTable(output, place, ids, pattern, labels=True)
+        table = _RecordTable(output, place, ids, pattern, share, labels=True)
         graph.nodes[str(node_type)] = NodeTable(
             table.files, id="_id", features=table.features, label=table.label
         )
@@ -80,13 +104,14 @@ def read_gigl(
                 continue
             place = inside(folder, f"edges/{edge_type_str(edge_type)}/{kind}")
             info, is_main = output[f"{kind}EdgeInfo"], kind == "main"
-            table = _RecordTable(info, place, ids, pattern, features=is_main)
+            table = _RecordTable(info, place, ids, pattern, share, features=is_main)
             graph.edges[edge_type].append(
                 EdgeTable(
                     table.files,
                     src="_src",
                     dst="_dst",
                     features=table.features,
+                    weight=table.weight,
                     supervision=supervision,  # type: ignore[arg-type]  # one of these words
                 )
             )
@@ -168,6 +193,7 @@ class _RecordTable:
         folder: For the files.
         ids: The features that are ids, by their column.
         pattern: Of the names of files.
+        share: A rank and the number of ranks, of which each has a run of the files; or None.
         features: Whether features are read.
         labels: Whether labels are read.
     """
@@ -178,6 +204,7 @@ class _RecordTable:
         folder: Path,
         ids: dict[str, str],
         pattern: str,
+        share: tuple[int, int] | None,
         *,
         features: bool = True,
         labels: bool = False,
@@ -193,15 +220,26 @@ class _RecordTable:
                 ", ".join(sorted(left_out)),
             )
         self._width = output.get("featureDim") if self._features else None
+        self._weight = output.get("weightKey") if features else None
+        if self._weight:
+            if self._weight not in self._features:
+                raise ConfigError(f"{output.where} has no feature {self._weight!r} for weights")
+            self._features.remove(self._weight)
+            self._width = None if self._width is None else self._width - 1
         self._quantised = _Quantised.of(output) if features else None
         self.features = "features" if self._features else None
         self.label = "label" if self._labels else None
+        self.weight = "weight" if self._weight else None
         self.files: list[str] = []
         self._last_id: int | None = -1
         """Of a node; None: ids do not ascend."""
+        pattern = output.get("tfrecordUriPattern") or pattern
         files, names = _record_files(output.text("tfrecordUriPrefix"), output.where, pattern)
-        for number, name in enumerate(names):
-            self._convert(files, name, folder / f"{number:06}.parquet")
+        rank, count = share or (0, 1)
+        for number in np.array_split(np.arange(len(names)), count)[rank]:
+            self._convert(files, names[number], folder / f"{number:06}.parquet")
+        if share is not None:
+            return
         if not self.files:
             raise ConfigError(f"{output.where}: its TFRecords are empty")
         if self._last_id is None:
@@ -210,6 +248,7 @@ class _RecordTable:
     def _convert(self, files: Any, name: str, path: Path) -> None:
         """Write the rows of a file, if there are any."""
         columns, optional = [*self._ids.values(), *self._features, *self._labels], []
+        columns += [self._weight] if self._weight else []
         packed = [self._quantised.key] if self._quantised else []
         if self._quantised:
             optional = [key for key in self._features if key not in self._ids.values()]
@@ -233,6 +272,11 @@ class _RecordTable:
         if self._last_id is not None and (ids := rows.get("_id")) is not None and ids.size:
             ascend = ids[0] > self._last_id and bool((np.diff(ids) > 0).all())
             self._last_id = int(ids[-1]) if ascend else None
+        if self._weight:
+            weights = _as_float(values[self._weight], self._weight, name)
+            if weights.shape[1] != 1:
+                raise ConfigError(f"{name}: {self._weight!r} must hold one number, a weight")
+            rows["weight"] = weights[:, 0]
         if self._features:
             if self._quantised:
                 rows["features"] = self._quantised.rows(values, self._features, name)
