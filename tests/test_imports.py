@@ -120,8 +120,7 @@ FACES = {
         "schema": "COMMUNITY DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE "
         "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath NEGATIVE NEIGHBOR_TIME NodeType "
         "POSITIVE PPR SPLITS Split check_file_names check_type_names edge_type_str expanded_end "
-        "glt_edge_type "
-        "is_in_batches is_label_edge_type label_to_message_passing "
+        "glt_edge_type is_in_batches is_label_edge_type label_to_message_passing "
         "message_passing_to_negative_label message_passing_to_positive_label plain_edge_type "
         "reverse_edge_type row_type",
     },
