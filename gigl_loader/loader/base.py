@@ -22,7 +22,13 @@ from gigl_loader.batch.collate import (
 from gigl_loader.batch.device.prefetch import CopyEngine
 from gigl_loader.batch.edge_ids import answer_for_edge_ids
 from gigl_loader.batch.glt_message import GLTMessage, GLTNames, own_message, with_ppr_outputs
-from gigl_loader.batch.message import Received, SampleMessage, is_heterogeneous, stays_on_host
+from gigl_loader.batch.message import (
+    TOKENS,
+    Received,
+    SampleMessage,
+    is_heterogeneous,
+    stays_on_host,
+)
 from gigl_loader.batch.padding import PAD_ATTRIBUTES
 from gigl_loader.batch.tokens import tokens_of
 from gigl_loader.dataset.schema import DatasetSchema
@@ -546,18 +552,18 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
     def stats(self, reset: bool = False) -> dict[str, Any]:
         """Return counts and times since the loader was built, or since the last reset.
 
-        Keys: ``batches``, ``seeds``, ``bytes``; in seconds ``elapsed_s``, ``wait_s`` (for a batch),
-        ``collate_s``, ``transform_s`` (in your functions), ``sample_s``, ``gather_s`` (in workers),
-        ``worker_busy_s`` (by worker); rates of these: ``seeds_per_s``, ``bytes_per_s``,
-        ``wait_share``, ``collate_share``, ``transform_share`` (of the elapsed time), ``sample_ms``,
-        ``gather_ms`` (per batch), ``worker_busy_share`` (by worker);
-        ``queue_depth`` (mean, batches ready at each hand-over), ``partitions_over_tcp`` (partitions
-        that workers reach over TCP), ``restarts`` (replaced workers), ``network_bytes`` (between
-        machines, ``"rows"`` and ``"structure"``: ids, edges), ``network_share`` (of workers' time,
-        waiting for other machines), ``link_share`` (of the capacity of this machine's network;
-        None: unknown), ``rows_by_partition`` (fetched rows), ``hit_rate`` (share of the rows of
-        other machines that ``remote_cache`` had; None without), ``verdict`` (the limit of the loop,
-        in one line).
+        Keys: ``batches``, ``seeds``, ``tokens``, ``bytes``; in seconds ``elapsed_s``, ``wait_s``
+        (for a batch), ``collate_s``, ``transform_s`` (in your functions), ``sample_s``,
+        ``gather_s`` (in workers), ``worker_busy_s`` (by worker); rates of these: ``seeds_per_s``,
+        ``tokens_per_s``, ``bytes_per_s``, ``wait_share``, ``collate_share``, ``transform_share``
+        (of the elapsed time), ``sample_ms``, ``gather_ms`` (per batch), ``worker_busy_share`` (by
+        worker); ``queue_depth`` (mean, batches ready at each hand-over), ``partitions_over_tcp``
+        (partitions that workers reach over TCP), ``restarts`` (replaced workers), ``network_bytes``
+        (between machines, ``"rows"`` and ``"structure"``: ids, edges), ``network_share`` (of
+        workers' time, waiting for other machines), ``link_share`` (of the capacity of this
+        machine's network; None: unknown), ``rows_by_partition`` (fetched rows), ``hit_rate`` (share
+        of the rows of other machines that ``remote_cache`` had; None without), ``verdict`` (the
+        limit of the loop, in one line).
         """
         summary = self._stats.summary(self._source.remote_bytes, link_bytes_per_s())
         if reset:
@@ -690,6 +696,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         if options is not None:
             schema, seeds = self._dataset_schema, self._input_type
             batch.tokens = tokens_of(msg, options, schema, self.edge_dir, seeds)
+            self._stats.tokens += msg[TOKENS + "row"].size(0)
         return batch
 
     def _apply_ppr_outputs(

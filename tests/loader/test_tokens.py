@@ -1,5 +1,6 @@
 """Tokens: a sequence of nodes for each seed, which no other seed of the batch changes."""
 
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from gigl_loader import (
     TokenOptions,
 )
 from gigl_loader.batch.message import TOKENS
+from gigl_loader.loader.epochs.epoch import LoaderStats
 from gigl_loader.testing import check_same_batches
 from tests.support import token_reference as reference
 
@@ -655,6 +657,18 @@ def test_padded_batches_have_the_same_tokens() -> None:
 def _as_data(tokens: Any) -> Data:
     tokens._n_id.clear()  # with dead nodes
     return Data(tokens=tokens)
+
+
+def test_statistics_count_tokens() -> None:
+    with shop_loader(TokenOptions(6)) as loader:
+        (batch,) = loader
+        stats = loader.stats(reset=True)
+        assert stats["tokens"] == int(batch.tokens.length.sum()) == 10
+        assert stats["tokens_per_s"] == pytest.approx(10 / stats["elapsed_s"])
+        assert loader.stats()["tokens"] == 0
+    busy = LoaderStats(batches=1, seeds=4, tokens=40, started=time.perf_counter() - 1, wait_s=0.9)
+    busy.busy_s[0] = 0.9
+    assert busy.summary()["verdict"].endswith("or lower num_neighbors; a seed has 10 tokens")
 
 
 def test_a_state_knows_the_options_of_tokens() -> None:

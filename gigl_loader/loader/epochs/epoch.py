@@ -232,6 +232,7 @@ class LoaderStats(BatchCounts):
     """With the time that the user's functions took in it."""
     transform_s: float = 0.0
     """Seconds of the user's own functions, ``transform`` and ``transform_sampler_output``."""
+    tokens: int = 0
     depth: int = 0
     """Sum of the queue's depth at each hand-over."""
     asked: int = 0
@@ -327,6 +328,7 @@ class LoaderStats(BatchCounts):
         return {
             "batches": self.batches,
             "seeds": self.seeds,
+            "tokens": self.tokens,
             "bytes": self.nbytes,
             "elapsed_s": elapsed,
             "wait_s": self.wait_s,
@@ -336,6 +338,7 @@ class LoaderStats(BatchCounts):
             "gather_s": self.gather_s,
             "worker_busy_s": dict(sorted(self.busy_s.items())),
             "seeds_per_s": self.seeds / elapsed,
+            "tokens_per_s": self.tokens / elapsed,
             "bytes_per_s": self.nbytes / elapsed,
             "wait_share": self.wait_s / elapsed,
             "collate_share": max(self.collate_s - self.transform_s, 0.0) / elapsed,
@@ -391,7 +394,10 @@ class LoaderStats(BatchCounts):
         # Workers that are mostly busy are too few; those that are not wait for responses.
         mean_busy = sum(busy.values()) / max(len(busy), 1)
         if mean_busy > 0.7:
-            return "sampling-bound: add workers (num_workers), or lower num_neighbors"
+            advice = "sampling-bound: add workers (num_workers), or lower num_neighbors"
+            if self.tokens == 0:
+                return advice
+            return f"{advice}; a seed has {self.tokens / max(self.seeds, 1):.0f} tokens"
         return (
             "latency-bound: workers wait, for other partitions or for a CPU: raise "
             "worker_concurrency where there are several partitions, and look at the load of the "
