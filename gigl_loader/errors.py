@@ -251,10 +251,15 @@ _LIMITS = {
     "or pids.max of the container), or end other programs",
     errno.ENOSPC: "the disk is full: make room, or choose another directory",
     errno.EDQUOT: "your quota of the disk is used up: make room, or choose another directory",
-    errno.ENOMEM: "this machine, or its limit (ulimit -v, memory.max of the container), has too "
-    "little memory: end other programs, or look at what was read, if it is of others",
     errno.EFBIG: "the file became larger than it may be: raise the limit (ulimit -f unlimited)",
 }
+
+
+_NO_MEMORY = (
+    "this machine, or its limit (ulimit -v, memory.max of the container), has too little memory: "
+    "end other programs, or look at what was read, if it is of others"
+)
+"""For a MemoryError, which has no number. Shared memory has an error of its own."""
 
 
 @contextmanager
@@ -271,12 +276,12 @@ def explained_limits(what: str) -> Iterator[None]:
         # libraries wrap system errors: the number is in the last one of the chain
         while cause is not None and not isinstance(cause, ResourceError):
             number = cause.errno if isinstance(cause, OSError) else None
-            if isinstance(cause, MemoryError):  # which has no number
-                number = errno.ENOMEM
             if number in _LIMITS:
                 raise ResourceError(
                     number, f"{what}: {os.strerror(number)}: {_LIMITS[number]}"
                 ) from error
+            if isinstance(cause, MemoryError):
+                raise ResourceError(errno.ENOMEM, f"{what}: {_NO_MEMORY}") from error
             known = None if cause.__suppress_context__ else cause.__context__
             cause = cause.__cause__ or known
         raise

@@ -157,9 +157,8 @@ class StorageService(PartitionAnswers, DistServer):
             request = ProducerRequest(source_options=drawn)
         client = caller.get()
         check_request(request, self.num_servers, client)
-        # before a slot is taken, so that a refused request leaves nothing to wait for
-        # Of the package, samplers alone: called with a client's keywords, other functions of it
-        # are not made for what they may be given.
+        # before a slot is taken, so that a refused request leaves nothing to wait for. Of the
+        # package samplers alone, as its other functions are not made for a client's keywords
         check_leave(sampler_options, (*OWN_KINDS, *self._allowed), self.server_rank)
         check_leave(request.source_options.feature_store, self._allowed, self.server_rank)
         # worker keys belong to a job: two jobs at a time may use the same one
