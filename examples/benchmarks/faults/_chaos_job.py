@@ -36,9 +36,9 @@ _LEAVING_S = 90.0
 _MOST_LIVES = 40
 _CRASH_CHARACTERS = 8000
 """Enough for the frames of a storage server's threads."""
-_GROWTH = {"MB": 100, "descriptors": 16, "threads": 2}
-"""What a server may have more when a stranger has left: modules, kernels, memory of malloc, and a
-producer's tensors. It does not grow with the number of attacks."""
+_GROWTH = {"MB": 100, "descriptors": 4, "threads": 2}
+"""What a server may have more when a stranger has left: modules, kernels, memory of malloc, and the
+connection to the process that forks workers. It does not grow with the number of attacks."""
 
 
 @dataclass
