@@ -13,12 +13,15 @@ PACKAGE = Path(__file__).parent.parent.parent / "gigl_loader"
 ELSEWHERE = {
     "BatchNorm",
     "DataLoader",
+    "DistRangePartitioner",
     "EdgeSamplerInput",
     "FeatureStore",
     "ForkingPickler",
     "InMemoryDataset",
     "LinkNeighborLoader",
     "RandomLinkSplit",
+    "SerializedGraphMetadata",
+    "SerializedTFRecordInfo",
     "StatefulDataLoader",
 }
 """Classes of other libraries that no module of ours imports."""
