@@ -27,6 +27,7 @@ PAGES = (
     "docs/guide/node_classification.md",
     "docs/guide/link_prediction.md",
     "docs/guide/sampling.md",
+    "docs/guide/sequences.md",
     "docs/guide/your_own_loader.md",
     "docs/guide/padding.md",
     "docs/guide/training_loop.md",

@@ -112,13 +112,8 @@ def one_core(args: argparse.Namespace) -> None:
     for _ in range(args.rounds):
         for name, batches in ways.items():
             found[name].append(timed(partial(take, batches, args.batches)))
-    print(
-        f"\n{args.nodes:,} nodes of degree {args.degree}, fan-out {args.fanout}, K = {K}, ", end=""
-    )
-    print(f"{WIDTH} floats a row, batches of {BATCH}, {args.rounds} rounds\n\n{HEAD}")
-    print("| --- | --- | --- | --- |")
-    for name, rounds in found.items():
-        show(name, rounds)
+    title = f"{args.nodes:,} nodes of degree {args.degree}, fan-out {args.fanout}, K = {K}, "
+    show_all(title + f"{WIDTH} floats a row, batches of {BATCH}", found)
 
 
 def random_graph(args: argparse.Namespace) -> Data:
