@@ -72,9 +72,8 @@ def show(way: str, rounds: list[Times]) -> None:
 
 
 def show_all(title: str, found: dict[str, list[Times]]) -> None:
-    print(
-        f"\n{title}\n\n| | seeds/s of CPU time | seeds/s of wall time | million tokens/s of CPU |"
-    )
+    print(f"\n{title}\n")
+    print("| | seeds/s of CPU time | seeds/s of wall time | million tokens/s of CPU time |")
     print("| --- | --- | --- | --- |")
     for way, rounds in found.items():
         show(way, rounds)
