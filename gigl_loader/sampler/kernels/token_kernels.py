@@ -123,7 +123,10 @@ def pair_tokens(
                 count = _places_of(found, place, after[begin:], marks, mark, keys)
                 mark += 1
                 if writes:
-                    keys[:count].sort()
+                    for i in range(1, count):
+                        if keys[i] < keys[i - 1]:  # most ascend already, and a sort costs more
+                            keys[:count].sort()
+                            break
                     for i in range(count):
                         at = ends[relation] + i
                         out[at, 0], out[at, 1], out[at, 2], out[at, 3] = s, q, keys[i], relation
