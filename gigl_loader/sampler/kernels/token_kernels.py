@@ -69,6 +69,15 @@ def _places_of(nodes, place, after, marks, mark, out):
 
 
 @jit
+def _sort(keys, count):
+    """Sort the first ``count`` keys; most ascend already, and to see that costs little."""
+    for i in range(1, count):
+        if keys[i] < keys[i - 1]:
+            keys[:count].sort()
+            return
+
+
+@jit
 def pair_tokens(
     starts,
     tokens,
@@ -123,10 +132,7 @@ def pair_tokens(
                 count = _places_of(found, place, after[begin:], marks, mark, keys)
                 mark += 1
                 if writes:
-                    for i in range(1, count):
-                        if keys[i] < keys[i - 1]:  # most ascend already, and a sort costs more
-                            keys[:count].sort()
-                            break
+                    _sort(keys, count)
                     for i in range(count):
                         at = ends[relation] + i
                         out[at, 0], out[at, 1], out[at, 2], out[at, 3] = s, q, keys[i], relation
