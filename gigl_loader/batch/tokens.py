@@ -269,6 +269,8 @@ class Tokens:
     def as_relgt(self, frames: Mapping[NodeType, Any] | None = None) -> dict[str, Any]:
         """Return what the ``collate`` of RelGT's ``RelGTTokens`` returns, for its model.
 
+        Its times are days: the time attribute has to be in seconds.
+
         Args:
             frames: Rows of the batch by node type, such as ``TensorFrame``; those of its tokens
                 become ``grouped_tfs``. None: that is empty.
