@@ -262,20 +262,31 @@ def test_as_in_plain_python(
     some = [2, 2, 1] if last else [-1, -1, -1]
     fanouts = {name: some if "time" in graph[name[0]] else [-1] * 3 for name in graph.edge_types}
     how: dict[str, Any] = {"temporal_strategy": "last"} if last else {}
-    options = TokenOptions(most, order=order, pairs=True, walk_length=2, with_degree=True)
-    loader = DistNeighborLoader(
-        DistDataset.from_pyg(graph),
-        fanouts,
-        ("a", torch.tensor(seeds)),
-        batch_size=batch_size,
-        time_attr="time",
-        input_time=torch.tensor(days),
-        tokens=options,
-        **ONE,
-        **how,
-    )
-    with loader:
-        batches = list(loader)
+    dataset = DistDataset.from_pyg(graph)
+
+    def batches_of(**form: Any) -> list[Any]:
+        walk: dict[str, Any] = {"walk_length": 2, "with_degree": True}
+        loader = DistNeighborLoader(
+            dataset,
+            fanouts,
+            ("a", torch.tensor(seeds)),
+            batch_size=batch_size,
+            time_attr="time",
+            input_time=torch.tensor(days),
+            tokens=TokenOptions(most, order=order, pairs=True, **walk, **form),
+            **ONE,
+            **how,
+        )
+        with loader:
+            return list(loader)
+
+    batches = batches_of()
+    for batch, other in zip(batches, batches_of(layout="varlen"), strict=True):
+        other.tokens = other.tokens.padded()
+        check_same_batches([batch], [other])
+    for batch, other in zip(batches, batches_of(fill="repeat"), strict=True):
+        for sequence in range(batch.tokens.num_sequences):
+            _check_filled(batch, other, sequence, most)
     at = 0
     for batch in batches:
         between = {name: set() for name in batch.edge_types}  # type: ignore[var-annotated]
@@ -297,6 +308,31 @@ def test_as_in_plain_python(
                 between[name].add((found["row"][key], found["row"][query]))
             at += 1
         _check_batch(batch, between)
+
+
+def _check_filled(bare: Any, filled: Any, sequence: int, most: int) -> None:
+    """Check a sequence that is filled up by what it has without that."""
+    own, found = reference.read(bare, sequence), reference.read(filled, sequence)
+    size = len(own["node"])
+    assert len(found["node"]) == most
+    assert found["node"][:size] == own["node"]
+    # a seed with others is not repeated
+    sources = [own["node"].index(node, min(1, size - 1)) for node in found["node"][size:]]
+    places = [*range(size), *sources]
+    for name in ("row", "hop", "time", "has_time", "score"):
+        assert found[name] == [own[name][at] for at in places]
+    pairs = own["pair"]
+    expected = {
+        (relation, q, k)
+        for q in range(most)
+        for k in range(most)
+        for relation, query, key in pairs
+        if (places[q], places[k]) == (query, key)
+    }
+    assert found["pair"] == sorted(expected)
+    taken = torch.tensor(places)
+    assert torch.equal(filled.tokens.walk[sequence], bare.tokens.walk[sequence][taken])
+    assert torch.equal(filled.tokens.degree[sequence], bare.tokens.degree[sequence][taken])
 
 
 def _same_sequence(batch: Any, sequence: int, found: Any, expected: reference.Sequence_) -> None:
@@ -337,7 +373,8 @@ def _check_batch(batch: Any, between: dict[Any, set[tuple[int, int]]]) -> None:
 def test_filled_by_a_seeds_own_tokens(order: Any) -> None:
     data = shop()
     data["customer"].x = torch.tensor([[10.0], [11.0], [12.0]])  # the last one bought nothing
-    options = TokenOptions(9, order=order, fill="repeat", pairs=True, walk_length=2)
+    encodings: dict[str, Any] = {"walk_length": 2, "with_degree": True}
+    options = TokenOptions(9, order=order, fill="repeat", pairs=True, **encodings)
     times = torch.tensor([5, 9, 9]) * DAY
     loader = DistNeighborLoader(
         DistDataset.from_pyg(data),
@@ -351,33 +388,13 @@ def test_filled_by_a_seeds_own_tokens(order: Any) -> None:
     )
     with loader:
         first, second = next(iter(loader)), next(iter(loader))
-    plain = TokenOptions(9, order=order, pairs=True, walk_length=2)
+    plain = TokenOptions(9, order=order, pairs=True, **encodings)
     with shop_loader(plain) as others:
         (bare,) = others
     assert first.tokens.mask.all()
     assert first.tokens.length.tolist() == [9, 9, 9]
     for sequence in (0, 1):
-        own, found = reference.read(bare, sequence), reference.read(first, sequence)
-        size = len(own["node"])
-        assert found["node"][:size] == own["node"]
-        assert set(found["node"][size:]) <= set(own["node"][1:])
-        places: dict[Any, int] = {}
-        for at, node in enumerate(found["node"]):
-            places.setdefault(node, at)
-        sources = [places[node] for node in found["node"]]
-        for name in ("hop", "time", "has_time"):
-            assert found[name] == [found[name][at] for at in sources]
-        # an edge of a repeated token is there for each of its places
-        expected = [
-            (relation, q, k)
-            for relation, query, key in own["pair"]
-            for q in range(9)
-            for k in range(9)
-            if (sources[q], sources[k]) == (query, key)
-        ]
-        assert found["pair"] == sorted(expected)
-        walks = first.tokens.walk[sequence]
-        assert torch.equal(walks, bare.tokens.walk[sequence][torch.tensor(sources)])
+        _check_filled(bare, first, sequence, 9)
     assert reference.read(first, 2)["node"] == [("customer", 2)] * 9, "never a stranger"
     assert not torch.equal(first.tokens.row, second.tokens.row) or order == "random", "by epoch"
 
