@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gigl_loader.dataset.partition.partition_view import Adjacency, TimeOrder
-from gigl_loader.runtime import compiled
 from gigl_loader.sampler.gpu import warp_kernels
 from gigl_loader.sampler.gpu.device_graph import edge_ids_at
 from gigl_loader.sampler.gpu.device_kernels import (
@@ -22,11 +21,10 @@ from gigl_loader.sampler.gpu.device_kernels import (
     TorchKernels,
     TypedPlaces,
 )
-from gigl_loader.sampler.gpu.torch_numbers import mix, signed
 from gigl_loader.sampler.gpu.warp_kernels import WarpKernels
 from gigl_loader.sampler.nodes import NodeLabels, TreeLabels
 from gigl_loader.sampler.plan import TreesAndTimes
-from tests.sampler.gpu.device_questions import KEYS, Question, draw_of, questions, view_of
+from tests.sampler.gpu.device_questions import Question, draw_of, questions, view_of
 from tests.sampler.gpu.device_waits import waits_counted
 from tests.support.draws import examples
 
@@ -262,12 +260,6 @@ def _unmix(value: int) -> int:
             value = mixed ^ (value >> shift)
         value = value * pow(factor, -1, 2**64) % 2**64
     return value
-
-
-@given(value=KEYS)
-def test_shifts_pull_in_no_sign(value: int) -> None:
-    found = mix(torch.tensor([signed(value)]))
-    assert found.tolist() == [signed(int(compiled.mix(np.uint64(value))))]
 
 
 SOME_IDS = st.lists(st.integers(0, 12) | st.integers(2**40, 2**40 + 2), max_size=20)
