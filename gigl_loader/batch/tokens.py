@@ -14,15 +14,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.batch.collate import batch_types
-from gigl_loader.batch.message import (
-    INPUT_ID,
-    NODE,
-    NODE_LABELS,
-    TOKENS,
-    SampleMessage,
-    is_heterogeneous,
-    key,
-)
+from gigl_loader.batch.message import TOKENS, SampleMessage, is_heterogeneous
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -73,6 +65,8 @@ class Tokens:
     """Edge types of a batch, sorted: the relations of ``pair``."""
     max_tokens: int
     """L."""
+    num_tokens: int
+    """T: tokens of all sequences, repeats included."""
     num_nodes: tuple[int, ...]
     """Nodes of the whole graph, by ``node_types``."""
     cu_seqlens: Tensor | None = None
@@ -416,6 +410,7 @@ def _spread(values: Tensor, mask: Tensor, fill: Any) -> Tensor:
 
 def tokens_of(
     message: SampleMessage,
+    batch: Any,
     options: Any,
     schema: DatasetSchema,
     edge_dir: str,
@@ -425,6 +420,7 @@ def tokens_of(
 
     Args:
         message: From a sampler; on the device of the batch.
+        batch: Made of it, without tokens.
         options: ``TokenOptions``.
         schema: Types and widths of the dataset.
         edge_dir: Edge direction of the dataset.
@@ -452,7 +448,8 @@ def tokens_of(
         node_types, _ = batch_types(message, schema, edge_dir)
         walked = [name for name in schema.edge_types or () if not is_label_edge_type(name)]
         edge_types = [reverse_edge_type(e) for e in walked] if edge_dir == "out" else walked
-    of_seeds = input_type if typed else None
+    stores = {name: batch[name] if typed else batch for name in node_types}
+    of_seeds = stores.get(input_type or node_types[0], {})
     tokens = Tokens(
         type=of,
         row=row,
@@ -470,8 +467,9 @@ def tokens_of(
         pair=message.get(TOKENS + "pair"),
         walk=message.get(TOKENS + "walk"),
         degree=message.get(TOKENS + "degree"),
-        _n_id={name: message[key(NODE, name if typed else None)] for name in node_types},
-        _input_id=message.get(key(INPUT_ID, of_seeds)),
-        _y=message.get(key(NODE_LABELS, of_seeds)),
+        num_tokens=row.size(0),
+        _n_id={name: store.n_id for name, store in stores.items()},
+        _input_id=of_seeds.get("input_id"),
+        _y=of_seeds.get("y"),
     )
     return tokens.padded() if options.layout == "padded" else tokens

@@ -22,13 +22,7 @@ from gigl_loader.batch.collate import (
 from gigl_loader.batch.device.prefetch import CopyEngine
 from gigl_loader.batch.edge_ids import answer_for_edge_ids
 from gigl_loader.batch.glt_message import GLTMessage, GLTNames, own_message, with_ppr_outputs
-from gigl_loader.batch.message import (
-    TOKENS,
-    Received,
-    SampleMessage,
-    is_heterogeneous,
-    stays_on_host,
-)
+from gigl_loader.batch.message import Received, SampleMessage, is_heterogeneous, stays_on_host
 from gigl_loader.batch.padding import PAD_ATTRIBUTES
 from gigl_loader.batch.tokens import tokens_of
 from gigl_loader.dataset.schema import DatasetSchema
@@ -695,8 +689,8 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         options = self._source.source_options.expansion.tokens
         if options is not None:
             schema, seeds = self._dataset_schema, self._input_type
-            batch.tokens = tokens_of(msg, options, schema, self.edge_dir, seeds)
-            self._stats.tokens += msg[TOKENS + "row"].size(0)
+            batch.tokens = tokens_of(msg, batch, options, schema, self.edge_dir, seeds)
+            self._stats.tokens += batch.tokens.num_tokens
         return batch
 
     def _apply_ppr_outputs(
