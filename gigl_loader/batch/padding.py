@@ -21,6 +21,7 @@ from torch import Tensor
 from gigl_loader.batch.message import (
     EDGE_INDEX,
     NODE,
+    TOKENS,
     Axis,
     SampleMessage,
     declared,
@@ -97,15 +98,23 @@ def padded(message: SampleMessage, shape: PadShape, num_trees: int) -> SampleMes
             longer[name] = _with_dead(value, edges[of_type] - links[of_type].size(1))
     for node_type, size in shape.nodes.items():
         ids = message[key(NODE, node_type)]
-        _mark(longer, "node", node_type, NODE_MASK, ids, ids.size(0), size)
+        _mark(longer, "node", node_type, NODE_MASK, ids, slice(ids.size(0)), size)
         if (seeds := num_seeds(message, node_type)) is not None:
-            _mark(longer, "node", node_type, SEED_MASK, ids, seeds, size)
+            _mark(longer, "node", node_type, SEED_MASK, ids, _rows_of_seeds(message, seeds), size)
     for edge_type, size in shape.edges.items():
         real = links[type_name(edge_type)]
         src, _, dst = edge_type or ("", "", "")
         longer[key(EDGE_INDEX, edge_type)] = _with_dead_edges(real, size, dead[src], dead[dst])
-        _mark(longer, "edge", edge_type, EDGE_MASK, real, real.size(1), size)
+        _mark(longer, "edge", edge_type, EDGE_MASK, real, slice(real.size(1)), size)
     return longer
+
+
+def _rows_of_seeds(message: SampleMessage, seeds: int) -> slice | Tensor:
+    """Return where the seeds are: first, but with tokens a seed that comes twice has one row."""
+    if TOKENS + "row" not in message:
+        return slice(seeds)
+    length = message[TOKENS + "length"]
+    return message[TOKENS + "row"][(length.cumsum(0) - length)[:seeds]].long()
 
 
 def _longer(rows: Tensor, size: int, fill: int = 0) -> Tensor:
@@ -150,11 +159,11 @@ def _mark(
     graph_type: NodeType | EdgeType | None,
     name: str,
     like: Tensor,
-    true: int,
+    true: slice | Tensor,
     size: int,
 ) -> None:
     mask = torch.zeros(size, dtype=torch.bool, device=like.device)
-    mask[:true] = True
+    mask[true] = True
     message[key(declared(axis, name), graph_type)] = mask
 
 

@@ -604,11 +604,11 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         # the epoch's engine: that copies in the order of the epoch.
         if self._engine is not None:
             message = self._copied(message)
-        counted = self._stats.transform_s
+        counted = self._stats.transform_s, self._stats.tokens
         try:
             return self._collated(message)
         finally:
-            self._stats.transform_s = counted
+            self._stats.transform_s, self._stats.tokens = counted
 
     def collate_fn(self, index: Positions) -> Batch:
         """Do what `collate` does, under the name that PyG's zipped loaders use."""

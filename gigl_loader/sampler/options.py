@@ -389,16 +389,19 @@ class ExpansionOptions:
             return
         if not isinstance(self.tokens, TokenOptions):
             raise ConfigError(f"tokens must be TokenOptions(max_tokens, ...), got {self.tokens!r}")
-        for name, what in (
-            ("disjoint", "each seed has a tree of its own, and each node one row in the batch"),
-            ("subgraph_type", "they are nodes of the seed's tree"),
-            ("sampling_method", "seeds may not share neighbours"),
-            ("with_hop", "tokens.hop has the hop of each token, in its seed's own tree"),
+        for name, fits, what in (
+            (
+                "disjoint",
+                False,
+                "each seed has a tree of its own, and each node one row in the batch",
+            ),
+            ("subgraph_type", "directional", "they are nodes of the seed's tree"),
+            ("sampling_method", "uniform", "seeds may not share neighbours"),
+            ("with_hop", False, "tokens.hop has the hop of each token, in its seed's own tree"),
         ):
-            value = getattr(self, name)
-            if value not in (False, "directional", "uniform"):
+            if (value := getattr(self, name)) != fits:
                 raise ConfigError(
-                    f"{name}={value!r} cannot be combined with tokens: {what}; leave it out"
+                    f"{name}={value!r} cannot be combined with tokens: {what}; give {fits!r}"
                 )
         if self.tokens.order == "time" and self.time_attr is None:
             raise ConfigError('TokenOptions.order="time" needs time_attr')

@@ -676,9 +676,20 @@ def _as_data(tokens: Any) -> Data:
     return Data(tokens=tokens)
 
 
+def test_a_seed_that_comes_twice_has_one_row_in_the_mask_of_seeds() -> None:
+    options, seeds = TokenOptions(3), torch.tensor([5, 5, 7, 8])
+    dataset = DistDataset.from_pyg(random_graph())
+    how: dict[str, Any] = {"batch_size": 4, "pad": True, "tokens": options, **ONE}
+    with DistNeighborLoader(dataset, [4, 3], seeds, **how) as loader:
+        (batch,) = loader
+    assert batch.n_id[batch.seed_mask].tolist() == [5, 7, 8]
+    assert batch.n_id[batch.tokens.row[:, 0].long()].tolist() == seeds.tolist()
+
+
 def test_statistics_count_tokens() -> None:
     with shop_loader(TokenOptions(6)) as loader:
         (batch,) = loader
+        loader([1])
         stats = loader.stats(reset=True)
         assert stats["tokens"] == int(batch.tokens.length.sum()) == 10
         assert stats["tokens_per_s"] == pytest.approx(10 / stats["elapsed_s"])
@@ -729,7 +740,10 @@ SIX = TokenOptions(6)
     [
         ({"tokens": 6}, r"tokens must be TokenOptions\(max_tokens"),
         ({"tokens": SIX, "disjoint": True}, "disjoint=True cannot be combined with tokens"),
-        ({"tokens": SIX, "subgraph_type": "bidirectional"}, "subgraph_type='bidirectional' cannot"),
+        (
+            {"tokens": SIX, "subgraph_type": "bidirectional"},
+            "subgraph_type='bidirectional' cannot be .*; give 'directional'",
+        ),
         ({"tokens": SIX, "sampling_method": "labor"}, "sampling_method='labor' cannot|labor"),
         ({"tokens": SIX, "with_hop": True}, "with_hop=True cannot be combined with tokens"),
         ({"tokens": TokenOptions(6, order="score")}, 'order="score" is by PPR scores'),
