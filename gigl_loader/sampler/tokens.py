@@ -282,7 +282,7 @@ class TokenMaker:
         return ages
 
     def _edges_between(self, sampled: Sampled, base: Array, row: Array) -> Sampled:
-        """Return the edges between tokens, each once; with ids, each id once."""
+        """Return the edges between tokens, each once; with ids, each id of two nodes once."""
         between = Sampled({}, {}, {})
         for relation, edge_type in enumerate(self.relations):
             drawn, merged = sampled.edges[edge_type], EdgeCollector()
@@ -292,14 +292,20 @@ class TokenMaker:
             kept = np.flatnonzero((neighbors >= 0) & (targets >= 0))
             ids = drawn.ids()[kept] if drawn.edge_ids else None
             neighbors, targets = neighbors[kept], targets[kept]
-            self._edges.reset()
             width = 1 + int(neighbors.max(initial=0))
-            labels = self._edges.label(targets * width + neighbors if ids is None else ids)
-            first = np.empty(self._edges.count, np.int64)
-            first[labels[::-1]] = np.arange(labels.size - 1, -1, -1)
-            merged.add(neighbors[first], targets[first], None if ids is None else ids[first])
+            labels = self._distinct(targets * width + neighbors)
+            if ids is not None:  # parallel edges have ids of their own, and two edges may share one
+                labels = self._distinct(labels * ids.size + self._distinct(ids))
+            some = np.empty(self._edges.count, np.int64)
+            some[labels] = np.arange(labels.size)
+            merged.add(neighbors[some], targets[some], None if ids is None else ids[some])
             between.edges[edge_type] = merged
         return between
+
+    def _distinct(self, numbers: Array) -> Array:
+        """Return the label of each number: 0, 1, 2... in order of first appearance."""
+        self._edges.reset()
+        return self._edges.label(numbers)
 
     # -- fields -----------------------------------------------------------------------------------
 

@@ -17,6 +17,9 @@ from gigl_loader import (
     DistDataset,
     DistLinkNeighborLoader,
     DistNeighborLoader,
+    FeaturePartitionData,
+    GraphPartitionData,
+    PartitionOutput,
     PPRSamplerOptions,
     TokenOptions,
 )
@@ -449,6 +452,43 @@ def test_other_seeds_change_nothing(how: str, fill: Any) -> None:
     others[1::2] = 59 - seeds[1::2]
     mixed = of(others, batch_size=8)
     assert all(mixed[place] == alone[place] for place in alone if place[0] % 2 == 0)
+
+
+@pytest.mark.parametrize("ids", ["own", "of both directions"])
+def test_edges_of_a_batch_by_id(ids: str) -> None:
+    """Parallel edges with ids of their own stay, and so do edges of other nodes with one id."""
+    torch.manual_seed(0)
+    one_way = torch.randint(0, 9, (2, 60))
+    index = torch.cat([one_way, one_way.flip(0)], 1)
+    edge_ids = torch.arange(120) if ids == "own" else torch.arange(60).repeat(2)
+    of_nodes = FeaturePartitionData(torch.arange(9.0)[:, None], torch.arange(9))
+    dataset = DistDataset(rank=0, world_size=1, edge_dir="in")
+    dataset.build(
+        partition_output=PartitionOutput(
+            torch.zeros(9, dtype=torch.int64),
+            torch.zeros(120, dtype=torch.int64),
+            GraphPartitionData(index, edge_ids),
+            of_nodes,
+            None,
+            None,
+            None,
+        )
+    )
+    how: dict[str, Any] = {"batch_size": 3, "with_edge": True, **ONE}
+    tokens = TokenOptions(6, pairs=True)
+    with DistNeighborLoader(dataset, [-1, -1], torch.tensor([1, 5, 1]), tokens=tokens, **how) as it:
+        (batch,) = it
+    places = {
+        (int(batch.tokens.row[s, k]), int(batch.tokens.row[s, q]))
+        for s, q, k, _ in batch.tokens.pair.tolist()
+    }
+    rows = {node: row for row, node in enumerate(batch.n_id.tolist())}
+    given_ = zip(*index.tolist(), edge_ids.tolist(), strict=True)
+    expected = {(rows.get(source, -1), rows.get(target, -1), id_) for source, target, id_ in given_}
+    expected = {edge for edge in expected if edge[:2] in places}
+    found = list(zip(*batch.edge_index.tolist(), batch.e_id.tolist(), strict=True))
+    assert len(found) == len(set(found))
+    assert set(found) == expected
 
 
 def test_links_and_their_negatives_have_a_sequence_for_each_end() -> None:
