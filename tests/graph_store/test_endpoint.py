@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from gigl_loader import CustomSamplerOptions
-from gigl_loader.errors import PeerError, ServerDiedError
+from gigl_loader.errors import ConfigError, PeerError, ServerDiedError
 from gigl_loader.graph_store import init_storage_process, run_storage_server, status
 from gigl_loader.graph_store.client.connection import ServerConnection
 from gigl_loader.graph_store.client.server_outages import ServerOutages
@@ -217,6 +217,18 @@ def test_a_server_stays_unless_it_was_told_how_many_jobs_there_are():
             run_storage_server, 0, info, tiny_partition(0, 1), 2, num_rpc_threads=4, token=token
         )
         assert (jobs(2), served.result(60)) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"num_rpc_threads": 0}, "num_rpc_threads must be at least 1, got 0"),
+        ({"rpc_timeout": 60}, r"rpc_timeout=60 has no use on a storage server: .*compute_process"),
+    ],
+)
+def test_what_would_have_no_effect_on_a_server_is_refused(how, words):
+    with pytest.raises(ConfigError, match=words):
+        run_storage_server(0, info_of(1, 1), tiny_partition(0, 1), 1, token="a token", **how)
 
 
 class _SlowToFree(StorageService):

@@ -52,14 +52,23 @@ class Watching(BaseDistLoader):
         super().shutdown(idle_timeout)
 
 
-def _loader(info: Any, rank: int, *, timeout_s: float = 60.0, **how: Any) -> Watching:
+class StartsNothing(Watching):
+    """GiGL's hook, written anew."""
+
+    def _init_graph_store_connections(self, **given: Any) -> None:
+        self.seen.append(sorted(given))
+
+
+def _loader(
+    info: Any, rank: int, *, timeout_s: float = 60.0, kind: Any = Watching, **how: Any
+) -> Watching:
     """A loader as GiGL's main branch builds one: no producer, and no rank for ports."""
     remote = RemoteDistDataset(info, rank)
     schema, nodes = remote.fetch_schema(), remote.fetch_node_ids(rank, dist.get_world_size())
     Watching.seen = []
     sampler_options = KHopNeighborSamplerOptions([3, 2])
     BaseDistLoader.validate_for_weighted_sampling(True, remote, sampler_options)
-    return Watching(
+    return kind(
         dataset=remote,
         sampler_input=[NodeSamplerInput(nodes[server], NODE_TYPE) for server in nodes],
         dataset_schema=schema,
@@ -83,6 +92,15 @@ def _loader(info: Any, rank: int, *, timeout_s: float = 60.0, **how: Any) -> Wat
 
 
 def _attributes(info: Any, rank: int) -> None:
+    with pytest.raises(UsageError, match=r"StartsNothing\._init_graph_store.* call super\(\)$"):
+        _loader(info, rank, kind=StartsNothing)
+    assert Watching.seen[0] == [
+        "create_producer_fn",
+        "dataset",
+        "max_concurrent_producer_inits",
+        "process_start_gap_seconds",
+        "runtime",
+    ]
     loader = _loader(info, rank)
     assert (loader.num_data_partitions, loader.data_partition_idx) == (2, 0), "one machine"
     assert loader._server_rank_list == [0, 1]

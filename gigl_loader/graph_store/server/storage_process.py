@@ -16,7 +16,7 @@ from typing import Any
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.identity import check_enough, check_position
-from gigl_loader.errors import PeerError, PeerLostError
+from gigl_loader.errors import ConfigError, PeerError, PeerLostError
 from gigl_loader.graph_store.server.client_ids import Visitor, scope_of
 from gigl_loader.graph_store.server.leader import LeaderLink
 from gigl_loader.graph_store.server.member import Member
@@ -558,17 +558,25 @@ def run_storage_server(
         num_server_sessions: Its ``num_jobs``, by GiGL's name: one for each time that the compute
             processes join, so for each node type of an inference. None: until told to stop.
         timeout_seconds: How long to serve at most; None: as long as that takes.
-        num_rpc_threads: Of GLT's RPC, which is not used: not looked at.
-        rpc_timeout: The same.
+        num_rpc_threads: Requests that have to be served at a time: any number is, at least 1.
+        rpc_timeout: None: clients have the limits.
         how: Other arguments of `init_storage_process`.
 
     Returns:
         How many jobs were served.
 
     Raises:
-        ConfigError: As `init_storage_process`, which lists its other errors.
+        ConfigError: As `init_storage_process`, which lists its other errors; or one of the last
+            two has a value that would have no effect.
         ServerDiedError: Another storage server ended before the jobs were done.
     """
+    if num_rpc_threads is not None and num_rpc_threads < 1:
+        raise ConfigError(f"num_rpc_threads must be at least 1, got {num_rpc_threads}")
+    if rpc_timeout is not None:
+        raise ConfigError(
+            f"rpc_timeout={rpc_timeout} has no use on a storage server: give it to "
+            "init_compute_process, or timeout= to a loader"
+        )
     jobs = num_server_sessions
     with init_storage_process(storage_rank, cluster_info, dataset, num_jobs=jobs, **how) as server:
         return server.wait(timeout_seconds)

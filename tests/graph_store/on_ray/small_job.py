@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import secrets
 import signal
 import sys
@@ -35,14 +36,22 @@ def main(folder: Path) -> None:
 
 def run(folder: Path) -> None:
     from gigl_loader import DistNeighborLoader, RemoteDistDataset
-    from gigl_loader.graph_store import init_compute_process, shutdown_compute_process
+    from gigl_loader.graph_store import (
+        init_compute_process,
+        request_server,
+        shutdown_compute_process,
+    )
     from gigl_loader.graph_store.ray import start_graph_store
     from gigl_loader.testing import batch_digest, wait_until
 
-    with start_graph_store(folder / "graph", num_servers=2, cpus_per_server=1) as store:
+    root, functions = folder / "graph", ["platform.node"]
+    with start_graph_store(
+        root, num_servers=2, cpus_per_server=1, allow_functions=functions
+    ) as store:
         servers = store.status()
         os.environ.update(store.environment)
         init_compute_process(0, store.cluster_info)
+        assert request_server(1, platform.node) == platform.node()
         dataset, digests = RemoteDistDataset(store.cluster_info, 0), []
         with DistNeighborLoader(
             dataset,
