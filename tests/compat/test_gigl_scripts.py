@@ -6,13 +6,8 @@ git directory that ``GIGL_REPOSITORY`` names; without one these tests are left o
 cloud and of TensorFlow.
 """
 
-import io
 import json
 import math
-import os
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +15,9 @@ import numpy as np
 import pytest
 import yaml
 
-from gigl_loader.compat.utils import get_free_port
+from tests.compat.gigl_tree import run_python, write_tree
 from tests.support import records
-from tests.support.glt import available
 
-COMMIT = "fee4ba5047cf8d066d04344690b41725a312c711"
-REPOSITORY = os.environ.get("GIGL_REPOSITORY")
-HERE = Path(__file__).parent
 EdgeType = tuple[str, str, str]
 CITES: list[EdgeType] = [("page", "cites", "page")]
 TO: list[EdgeType] = [("user", "to", "story"), ("story", "to", "user")]
@@ -48,19 +39,7 @@ ARGUMENTS = {
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with GiGL's packages, all but ``gigl.distributed``."""
-    if REPOSITORY is None:
-        pytest.skip("GIGL_REPOSITORY names no repository of GiGL's")
-    if not available:
-        pytest.skip("GiGL's files import graphlearn-torch, which is not installed")
-    root, git = tmp_path_factory.mktemp("gigl"), ["git", "-C", REPOSITORY]
-    listed = [*git, "ls-tree", "-r", "--name-only", COMMIT, "examples", "gigl", "snapchat"]
-    names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
-    wanted = [n for n in names if n.endswith(".py") and not n.startswith("gigl/distributed/")]
-    content = subprocess.run([*git, "archive", COMMIT, *wanted], check=True, capture_output=True)
-    with tarfile.open(fileobj=io.BytesIO(content.stdout)) as archive:
-        archive.extractall(root, filter="data")
-    return root
+    return write_tree(tmp_path_factory.mktemp("gigl"))
 
 
 # --- tasks ----------------------------------------------------------------------------------------
@@ -194,29 +173,6 @@ print(json.dumps({name: values.tolist() for name, values in found.items()}))
 """What a trained model says of the whole graph, without loaders."""
 
 
-def _run(tree: Path, root: Path, *command: str) -> str:
-    """Run Python with GiGL and the cloud of ``root``; return what it printed."""
-    environment = {
-        **os.environ,
-        "GIGL_CLOUD": f"{root}/cloud",
-        "GIGL_DISABLE_CLOUD_LOGGING": "1",
-        "GIGL_RESOURCE_CONFIG_URI": f"{root}/resources.yaml",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(get_free_port()),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, (HERE / "gigl_stand_ins", tree, HERE.parents[1]))),
-        "RANK": "0",
-        "TMPDIR": str(root),
-        "WORLD_SIZE": "1",
-    }
-    run = [sys.executable, *command]
-    done = subprocess.run(
-        run, check=False, capture_output=True, text=True, cwd=tree, env=environment, timeout=150
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
-
-
 def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
@@ -230,7 +186,7 @@ import gigl.distributed, gigl_loader
 assert homogeneous_training.DistABLPLoader is gigl_loader.DistABLPLoader
 assert gigl.distributed.DistNeighborLoader is gigl_loader.DistNeighborLoader
 """
-    _run(tree, tmp_path, "-c", text)
+    run_python(tree, tmp_path, "-c", text)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +206,9 @@ def test_scripts_train_and_infer_to_their_end(
     _write_task(tmp_path, triples, per_node, labels="node" not in scripts)
     task, cloud = f"--task_config_uri={tmp_path}/task.yaml", tmp_path / "cloud"
     cloud.mkdir()
-    _run(tree, tmp_path, "-m", f"examples.{scripts}_training", task)
+    run_python(tree, tmp_path, "-m", f"examples.{scripts}_training", task)
     for_inference = ["--job_name=job", f"--embedding_output_uri={cloud}"]
-    _run(tree, tmp_path, "-m", f"examples.{scripts}_inference", task, *for_inference)
+    run_python(tree, tmp_path, "-m", f"examples.{scripts}_inference", task, *for_inference)
 
     types = sorted({*triples[0][::2]})
     if not is_tutorial:  # which neither measures nor has a table
@@ -270,7 +226,7 @@ def test_scripts_train_and_infer_to_their_end(
         "edges": [(triple, _ends(triple, per_node)) for triple in triples],
     }
     command = ["-c", WHOLE, scripts, f"{tmp_path}/model.pt", json.dumps(graph)]
-    expected = json.loads(_run(tree, tmp_path, *command).splitlines()[-1])
+    expected = json.loads(run_python(tree, tmp_path, *command)[0].splitlines()[-1])
     assert sorted(found) == types
     for name, own in found.items():
         assert sorted(own) == list(range(NUM_NODES[name]))  # each node once

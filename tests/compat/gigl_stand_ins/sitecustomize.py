@@ -7,10 +7,12 @@ what it was told to load. TensorFlow, Beam and torchrec have any name and do not
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import json
 import os
 import sys
 import types
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +25,7 @@ LACKING = [
     "apache_beam",
     "fastavro",
     "google.api_core",
+    "gigl.src.mocking",
     "google.cloud",
     "jaxtyping",
     "omegaconf",
@@ -40,6 +43,11 @@ class _Class:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Take anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return mock.MagicMock(name=name)
 
     def __class_getitem__(cls, item: Any) -> Any:
         return item[0] if isinstance(item, tuple) else item
@@ -126,5 +134,22 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Do nothing: any name is there."""
 
 
+class _OfGiGL(importlib.abc.MetaPathFinder):
+    """Finds modules of ``gigl.distributed`` that were left in GiGL's tree: `gigl_tree.OWN`."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        del path, target
+        own = name.removeprefix("gigl.distributed.")
+        if own == name:
+            return None
+        (root,) = sys.modules["gigl"].__path__
+        file = Path(root, "distributed", *own.split(".")).with_suffix(".py")
+        return importlib.util.spec_from_file_location(name, file) if file.exists() else None
+
+
 sys.meta_path.append(_StandIns())  # after all others: for what is not installed
+if "GIGL_SUITE" in os.environ:
+    sys.meta_path.insert(0, _OfGiGL())
 install("gigl.distributed")
+if "GIGL_SUITE" in os.environ:  # in processes that a suite starts, too
+    import_module("gigl_servers")
