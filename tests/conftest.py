@@ -160,18 +160,31 @@ def _loggers_stay() -> Iterator[None]:
     In full runs lines in Ray's format came to a test that expects none, and no line to one that
     expects some, each after others in the same process.
     """
-    known = list(logging.root.manager.loggerDict.values())
-    ours = [
-        one
-        for one in known
-        if isinstance(one, logging.Logger) and one.name.startswith("gigl_loader")
-    ]
-    before = [(one, one.level, one.disabled, one.propagate) for one in (logging.root, *ours)]
+    before = {one: _settings(one) for one in _loggers()}
     yield
-    for logger, level, disabled, propagate in before:
+    for logger in _loggers():
+        # one that the test was the first to ask for is as new
+        level, disabled, propagate, handlers = before.get(logger, (logging.NOTSET, False, True, []))
         logger.disabled, logger.propagate = disabled, propagate
+        for added in set(logger.handlers) - set(handlers):
+            if not type(added).__module__.startswith("_pytest"):  # its own, of each phase
+                logger.removeHandler(added)
         if logger.level != level:
             logger.setLevel(level)
+
+
+def _loggers() -> list[logging.Logger]:
+    """Return the root of all loggers and those of this package."""
+    known = [logging.root, *logging.root.manager.loggerDict.values()]
+    return [
+        one
+        for one in known
+        if isinstance(one, logging.Logger) and one.name.partition(".")[0] in ("root", "gigl_loader")
+    ]
+
+
+def _settings(logger: logging.Logger) -> tuple[int, bool, bool, list[logging.Handler]]:
+    return logger.level, logger.disabled, logger.propagate, list(logger.handlers)
 
 
 @pytest.fixture(autouse=True)

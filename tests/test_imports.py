@@ -445,6 +445,8 @@ def test_what_tests_share_has_one_path() -> None:
     config = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
     assert config["tool"]["pytest"]["ini_options"]["pythonpath"] == ["."]
     files = sorted((PACKAGE.parent / "tests").rglob("*.py"))
+    # scripts of others find these by a path of their own
+    files = [file for file in files if file.parent.name != "gigl_stand_ins"]
     shared = {file.stem for file in files if not file.stem.startswith(("test_", "__", "conftest"))}
     bare = {
         file.name: found

@@ -261,12 +261,12 @@ class Tokens:
         return self.pair
 
     def as_relgt(self, frames: Mapping[NodeType, Any] | None = None) -> dict[str, Any]:
-        """Return what the ``collate`` of RelGT's ``RelGTTokens`` returns, for its model.
+        """Return what the ``collate`` of RelGT's tokens returns, for its model.
 
         Its times are days: the time attribute has to be in seconds.
 
         Args:
-            frames: Rows of the batch by node type, such as ``TensorFrame``; those of its tokens
+            frames: Rows of the batch by node type, as PyTorch Frame has them; those of its tokens
                 become ``grouped_tfs``. None: that is empty.
 
         Raises:
@@ -313,7 +313,7 @@ class Tokens:
             "grouped_tfs": grouped_tfs,
             "grouped_indices": grouped_indices,
             "flat_batch_idx": sequence.tolist(),
-            "flat_nbr_idx": torch.arange(size).repeat(self.num_sequences).tolist(),
+            "flat_nbr_idx": list(range(size)) * self.num_sequences,
             "global_idx": self._input_id,
             "edge_index": both,
             "batch": sequence,
@@ -372,7 +372,7 @@ class Tokens:
         return numbers.repeat_interleave(self.length.long(), output_size=self.row.numel())
 
     def block_mask(self, kind: MaskKind, **keywords: Any) -> Any:
-        """Return FlexAttention's ``BlockMask`` for `mask_mod`.
+        """Return FlexAttention's block mask for `mask_mod`.
 
         Args:
             kind: As for `mask_mod`.

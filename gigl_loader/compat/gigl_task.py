@@ -96,13 +96,13 @@ def build_dataset_from_task_config_uri(
 
 
 def build_dataset(
-    serialized_graph_metadata: Any,
+    serialized_graph_metadata: object,
     sample_edge_direction: EdgeDir,
     distributed_context: DistributedContext | None = None,
     should_load_tensors_in_parallel: bool = True,
     partitioner_class: type | None = None,
-    node_tf_dataset_options: Any = None,
-    edge_tf_dataset_options: Any = None,
+    node_tf_dataset_options: object = None,
+    edge_tf_dataset_options: object = None,
     splitter: Callable[..., Any] | None = None,
     _ssl_positive_label_percentage: float | None = None,
     _dataset_building_port: int | None = None,
@@ -136,7 +136,7 @@ def build_dataset(
         )
     if _dataset_building_port is not None:
         raise ConfigError("_dataset_building_port has no use here: leave it out")
-    given = serialized_graph_metadata
+    given: Any = serialized_graph_metadata
     nodes = by_type(given.node_entity_info, DEFAULT_HOMOGENEOUS_NODE_TYPE)
     edges = by_type(given.edge_entity_info, DEFAULT_HOMOGENEOUS_EDGE_TYPE)
     weights: Any = weight_edge_feat_name

@@ -291,8 +291,8 @@ def check_seed_times(
     """
     if time_attr is None:
         return
-    of_nodes = any((name, time_attr) in view.node_attributes for name in view.num_nodes)
-    if tokens is not None and tokens.order == "time" and not of_nodes:
+    timed = {name for name, attribute in view.node_attributes if attribute == time_attr}
+    if tokens is not None and tokens.order == "time" and not timed:
         raise ConfigError(
             f'TokenOptions.order="time" is by times of nodes, and no node has {time_attr!r}: give '
             "another order"

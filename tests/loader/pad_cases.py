@@ -1,6 +1,7 @@
 """Padded batches, and the same without what was added to them."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,15 @@ def real(batch: Batch) -> Batch:
             store.num_nodes = store.n_id.numel()
     for store, known in zip(edges, lengths, strict=True):
         _cut(store, "pad_edge_mask", "num_sampled_edges", known)
-    if isinstance(found, HeteroData):
+    if "tokens" in found:
+        names = found.tokens.node_types
+        stores = [found[name] if isinstance(found, HeteroData) else found for name in names]
+        ids = {name: store.n_id for name, store in zip(names, stores, strict=True)}
+        y = found.tokens._y
+        if y is not None:  # of the seeds' type
+            y = y[: ids[names[int(found.tokens.type.view(-1)[0])]].numel()]
+        found.tokens = replace(found.tokens, _n_id=ids, _y=y)
+    elif isinstance(found, HeteroData):
         found.num_sampled_nodes = {t: found[t].num_sampled_nodes for t in found.node_types}
         found.num_sampled_edges = {t: found[t].num_sampled_edges for t in found.edge_types}
     return found
@@ -56,7 +65,7 @@ def _cut(store: Any, name: str, counted: str, lengths: dict[str, int]) -> None:
             continue
         elif lengths[field] == size and field not in SEED_SIDE:
             store[field] = value[:count]
-    counts = list(store[counted])
+    counts = list(store[counted]) if counted in store else []  # tokens are of no hop
     if counts:
         counts[-1] -= size - count
         assert counts[-1] >= 0
