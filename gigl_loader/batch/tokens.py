@@ -37,8 +37,9 @@ class Tokens:
 
     With ``layout="padded"`` a field is ``[B, L]``, with ``"varlen"`` ``[T]``, sequence after
     sequence. Sequences are in the order of seeds; in a link loader of sources, destinations, then
-    sources and destinations of negatives; in an ABLP loader of anchors, then label nodes, anchor
-    after anchor. The first token is the seed itself.
+    sources and destinations of negatives; in an ABLP loader of anchors, then label nodes, by
+    supervision edge type, positives before negatives, anchor after anchor. The first token is the
+    seed itself: it has the row of a seed, as one that comes twice in a batch has one row.
     """
 
     type: Tensor

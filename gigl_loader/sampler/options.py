@@ -262,7 +262,7 @@ class TokenOptions:
     A seed's tokens come from its own tree, or are its own PPR nodes, so they depend on the seed,
     its time, its position in the loader's input, and the epoch, never on the other seeds of a
     batch. The batch has the nodes that are tokens, each once, and the edges that were drawn between
-    two tokens of one seed; with PPR it is the batch without tokens. See `gigl_loader.Tokens`.
+    two tokens of one seed; with PPR, the nodes and edges of PPR. See `gigl_loader.Tokens`.
 
     Raises:
         ConfigError: A value is unknown, or two of them cannot work together.

@@ -154,6 +154,19 @@ def test_the_form_of_relgt() -> None:
     assert found["labels"] is None
 
 
+def test_relgts_time_of_a_seed_is_0() -> None:
+    dataset, times = DistDataset.from_pyg(shop()), torch.tensor([9, 9]) * DAY
+    options = TokenOptions(4, fill="repeat", pairs=True)
+    how: dict[str, Any] = {"batch_size": 2, "time_attr": "time", "input_time": times, **ONE}
+    ids = ("trans", torch.tensor([0, 3]))
+    with DistNeighborLoader(dataset, [-1, -1], ids, tokens=options, **how) as loader:
+        (batch,) = loader
+    assert (batch.tokens.time[:, 0] / DAY).tolist() == [8, 1]
+    days = batch.tokens.as_relgt()["neighbor_times"]
+    assert days[:, 0].tolist() == [0, 0]
+    assert torch.equal(days[:, 1:], batch.tokens.time[:, 1:] / DAY)
+
+
 def test_relgt_gets_no_padding_and_no_single_seed() -> None:
     with shop_loader(TokenOptions(6, pairs=True)) as loader:
         (batch,) = loader
@@ -402,6 +415,15 @@ def test_filled_by_a_seeds_own_tokens(order: Any) -> None:
     assert not torch.equal(first.tokens.row, second.tokens.row) or order == "random", "by epoch"
 
 
+def test_the_seed_is_not_among_the_repeats_of_others() -> None:
+    with shop_loader(TokenOptions(90, fill="repeat")) as loader:
+        (batch,) = loader
+    for sequence, own in ((0, 4), (1, 7)):
+        nodes = reference.read(batch, sequence)["node"]
+        assert len(set(nodes[:own])) == own
+        assert set(nodes[own:]) == set(nodes[1:own]), "each of the others comes again"
+
+
 def random_graph() -> Data:
     """Return a graph with labels of links, whose nodes have times."""
     torch.manual_seed(0)
@@ -452,6 +474,34 @@ def test_other_seeds_change_nothing(how: str, fill: Any) -> None:
     others[1::2] = 59 - seeds[1::2]
     mixed = of(others, batch_size=8)
     assert all(mixed[place] == alone[place] for place in alone if place[0] % 2 == 0)
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_relations_are_numbers_of_a_batchs_edge_types(edge_dir: Any) -> None:
+    dataset = DistDataset.from_pyg(shop(), edge_dir=edge_dir)
+    seeds, tokens = ("customer", torch.tensor([0, 1])), TokenOptions(8, pairs=True)
+    with DistNeighborLoader(dataset, [-1, -1], seeds, batch_size=2, tokens=tokens, **ONE) as it:
+        (batch,) = it
+    tokens = batch.tokens
+    assert tokens.edge_types == tuple(sorted(batch.edge_types))
+    between: dict[Any, set[tuple[int, int]]] = {name: set() for name in batch.edge_types}
+    for s, q, k, relation in tokens.pair.tolist():
+        source, _, target = name = tokens.edge_types[relation]
+        assert [tokens.node_types[tokens.type[s, at]] for at in (k, q)] == [source, target]
+        between[name].add((int(tokens.row[s, k]), int(tokens.row[s, q])))
+    for name, expected in between.items():
+        assert set(zip(*batch[name].edge_index.tolist(), strict=True)) == expected
+
+
+def test_a_random_order_is_of_types_too() -> None:
+    """Nodes of two types with one id are not beside each other each time."""
+    apart = set()
+    with shop_loader(TokenOptions(9, order="random")) as loader:
+        for _ in range(8):
+            for batch in loader:
+                nodes = reference.read(batch, 1)["node"]
+                apart.add(abs(nodes.index(("article", 0)) - nodes.index(("trans", 0))))
+    assert len(apart) > 1
 
 
 @pytest.mark.parametrize("ids", ["own", "of both directions"])
@@ -629,6 +679,51 @@ def test_ppr_tokens_are_the_edges_of_the_batch(typed: bool) -> None:
         }
         assert set(found["pair"]) <= edges
         assert {one for one in edges if one[1] == 0} == {p for p in found["pair"] if p[1] == 0}
+
+
+def test_ppr_pairs_are_of_the_channels_that_reached_a_token() -> None:
+    graph = shop()
+    del graph["trans"].time
+    # order 3 is reached by its article alone, though its customer is reached, too
+    by_customer = graph["trans", "f2p_customer_id", "customer"]
+    by_customer.edge_index = by_customer.edge_index[:, :3]
+    names = sorted(graph.edge_types)
+    channels = [[e for e in names if "article" in e], [e for e in names if "customer" in e]]
+    ratios = {tuple(channel): 0.5 for channel in channels}
+    options = PPRSamplerOptions(eps=1e-4, max_ppr_nodes=20, typed_channel_ratios=ratios)
+    loader = DistNeighborLoader(
+        DistDataset.from_pyg(graph),
+        [1],
+        ("trans", torch.tensor([0, 2, 3])),
+        batch_size=3,
+        sampler_options=options,
+        tokens=TokenOptions(12, order="score", pairs=True),
+        **ONE,
+    )
+    with loader:
+        (batch,) = loader
+    reached = {
+        (seed, name, row, channel)
+        for name in graph.node_types
+        for seed, row, attr in zip(
+            *batch["trans", "ppr", name].edge_index.tolist(),
+            batch["trans", "ppr", name].edge_attr.tolist(),
+            strict=True,
+        )
+        for channel in (0, 1)
+        if attr[2 + 3 * channel + 2]
+    }
+    assert {channel for *_, channel in reached} == {0, 1}
+    for sequence in range(3):
+        found = reference.read(batch, sequence)
+        root = found["row"][0]
+        expected = {
+            (relation, q, k)
+            for relation, name in enumerate(batch.tokens.edge_types)
+            for k, q in _edges_among(graph, name, found["node"])
+            if (root, found["node"][q][0], found["row"][q], int(name in channels[1])) in reached
+        }
+        assert set(found["pair"]) == expected
 
 
 def _rows(batch: Any) -> Any:
