@@ -154,15 +154,19 @@ def test_the_form_of_relgt() -> None:
     assert found["labels"] is None
 
 
-def test_relgts_time_of_a_seed_is_0() -> None:
-    dataset, times = DistDataset.from_pyg(shop()), torch.tensor([9, 9]) * DAY
+def test_relgts_labels_are_the_seeds_whose_time_is_0() -> None:
+    graph, times = shop(), torch.tensor([9, 9]) * DAY
+    graph["trans"].y = torch.arange(4) + 5
+    dataset = DistDataset.from_pyg(graph)
     options = TokenOptions(4, fill="repeat", pairs=True)
     how: dict[str, Any] = {"batch_size": 2, "time_attr": "time", "input_time": times, **ONE}
     ids = ("trans", torch.tensor([0, 3]))
     with DistNeighborLoader(dataset, [-1, -1], ids, tokens=options, **how) as loader:
         (batch,) = loader
     assert (batch.tokens.time[:, 0] / DAY).tolist() == [8, 1]
-    days = batch.tokens.as_relgt()["neighbor_times"]
+    taken = batch.tokens.as_relgt()
+    assert taken["labels"].tolist() == [5, 8]
+    days = taken["neighbor_times"]
     assert days[:, 0].tolist() == [0, 0]
     assert torch.equal(days[:, 1:], batch.tokens.time[:, 1:] / DAY)
 
@@ -171,6 +175,10 @@ def test_relgt_gets_no_padding_and_no_single_seed() -> None:
     with shop_loader(TokenOptions(6, pairs=True)) as loader:
         (batch,) = loader
     with pytest.raises(ConfigError, match=r'no mask.*TokenOptions\(fill="repeat"\)'):
+        batch.tokens.as_relgt()
+    with shop_loader(TokenOptions(4, pairs=True, layout="varlen")) as loader:
+        (batch,) = loader
+    with pytest.raises(ConfigError, match="no mask"):
         batch.tokens.as_relgt()
     with shop_loader(TokenOptions(4, pairs=True), batch_size=1) as loader:
         first, _ = loader
@@ -478,7 +486,9 @@ def test_other_seeds_change_nothing(how: str, fill: Any) -> None:
 
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 def test_relations_are_numbers_of_a_batchs_edge_types(edge_dir: Any) -> None:
-    dataset = DistDataset.from_pyg(shop(), edge_dir=edge_dir)
+    graph = shop()
+    del graph["article", "rev_f2p_article_id", "trans"]  # not all types have a reverse
+    dataset = DistDataset.from_pyg(graph, edge_dir=edge_dir)
     seeds, tokens = ("customer", torch.tensor([0, 1])), TokenOptions(8, pairs=True)
     with DistNeighborLoader(dataset, [-1, -1], seeds, batch_size=2, tokens=tokens, **ONE) as it:
         (batch,) = it
