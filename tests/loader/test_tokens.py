@@ -691,6 +691,20 @@ def test_ppr_tokens_are_the_edges_of_the_batch(typed: bool) -> None:
         assert {one for one in edges if one[1] == 0} == {p for p in found["pair"] if p[1] == 0}
 
 
+@pytest.mark.parametrize(
+    ("order", "hops"), [("hop", [0, 1, 1, 1, 1, 2]), ("score", [0, 2, 1, 1, 1, 1])]
+)
+def test_ppr_tokens_by_hop_or_by_score(order: Any, hops: list[int]) -> None:
+    # four neighbours of node 0 lead to node 5, whose score is then more than that of each
+    index = torch.tensor([[1, 2, 3, 4, 5, 5, 5, 5], [0, 0, 0, 0, 1, 2, 3, 4]])
+    dataset = DistDataset.from_pyg(Data(x=torch.ones(6, 1), edge_index=index))
+    how: dict[str, Any] = {"batch_size": 1, "sampler_options": PPRSamplerOptions(), **ONE}
+    tokens = TokenOptions(6, order=order)
+    with DistNeighborLoader(dataset, [1], torch.tensor([0]), tokens=tokens, **how) as loader:
+        (batch,) = loader
+    assert batch.tokens.hop[0].tolist() == hops
+
+
 def test_ppr_pairs_are_of_the_channels_that_reached_a_token() -> None:
     graph = shop()
     del graph["trans"].time
