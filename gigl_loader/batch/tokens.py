@@ -24,7 +24,7 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
     reverse_edge_type,
 )
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, WrongTypeError
 
 MaskKind = Literal["row", "type", "neighbour"]
 _DAY_S = 86_400.0
@@ -160,6 +160,8 @@ class Tokens:
 
     def _rows(self, x_by_type: Mapping[NodeType, Tensor] | Tensor) -> Tensor:
         given = {self.node_types[0]: x_by_type} if isinstance(x_by_type, Tensor) else x_by_type
+        if not isinstance(given, Mapping):
+            raise WrongTypeError(f"tokens need rows by node type, got {type(given).__name__}")
         unknown = [name for name in given if name not in self.node_types]
         if unknown or not given or (isinstance(x_by_type, Tensor) and len(self.node_types) > 1):
             raise ConfigError(

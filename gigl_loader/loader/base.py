@@ -337,6 +337,11 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         """Return the source of a producer's batches."""
         if isinstance(producer, DistSamplingProducer | InProcessSource):
             return producer
+        if self._given_options is not None and self._given_options.expansion.tokens is not None:
+            raise ConfigError(
+                f"tokens are made by this package's samplers, not by a {type(producer).__name__}: "
+                "leave one of them out"
+            )
         if self._shard == "world" or self._even_ranks == "wrap":
             raise ConfigError(
                 f"shard='world' and even_ranks='wrap' need batches by number, and a "

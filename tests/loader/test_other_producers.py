@@ -19,7 +19,7 @@ from gigl_loader import (
     UsageError,
     WorkerDiedError,
 )
-from gigl_loader.sampler.options import SourceOptions
+from gigl_loader.sampler.options import ExpansionOptions, SourceOptions, TokenOptions
 from gigl_loader.testing import TinyGraph
 from tests.support.glt import NodeSamplerInput
 
@@ -216,6 +216,9 @@ def test_what_it_cannot_promise_is_refused() -> None:
         loader_of(Producer(), seed=3)
     with pytest.raises(ConfigError, match="'world' and even_ranks='wrap' need batches by number"):
         BaseDistLoader(**parts(PLAIN.dataset()), producer=Producer(), shard="world")
+    tokens = SourceOptions(seed=0, expansion=ExpansionOptions(tokens=TokenOptions(4)))
+    with pytest.raises(ConfigError, match="tokens are made by this package's samplers, not by a P"):
+        BaseDistLoader(**parts(PLAIN.dataset()), producer=Producer(), source_options=tokens)
 
 
 # --- our producer, by a subclass ------------------------------------------------------------------

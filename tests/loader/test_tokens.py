@@ -22,6 +22,7 @@ from gigl_loader import (
     PartitionOutput,
     PPRSamplerOptions,
     TokenOptions,
+    WrongTypeError,
 )
 from gigl_loader.batch.message import TOKENS
 from gigl_loader.loader.epochs.epoch import LoaderStats
@@ -950,6 +951,13 @@ def test_what_an_adapter_cannot_give_is_said() -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             call()
+
+
+def test_rows_that_are_none() -> None:
+    with shop_loader(TokenOptions(6)) as loader:
+        (batch,) = loader
+    with pytest.raises(WrongTypeError, match="rows by node type, got NoneType"):
+        batch.tokens.gather(None)
 
 
 def test_rows_of_a_type_that_is_left_out_are_zeros() -> None:
