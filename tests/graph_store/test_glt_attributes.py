@@ -55,7 +55,7 @@ class Watching(BaseDistLoader):
 class StartsNothing(Watching):
     """GiGL's hook, written anew."""
 
-    def _init_graph_store_connections(self, **given: Any) -> None:
+    def _init_graph_store_connections(self, **given: Any) -> None:  # type: ignore[override]
         self.seen.append(sorted(given))
 
 
