@@ -46,6 +46,7 @@ def make_loader(
         dataset.fetch_node_ids(split=split),
         shard="world",
         seed=0,
+        reconnect_timeout=300.0,  # as the store waits; Ray starts a lost server again
         **how,
     )
 

@@ -62,6 +62,7 @@ def run(folder: Path) -> None:
             shuffle=True,
             shard="world",
             prefetch_size=1,
+            reconnect_timeout=300.0,  # a busy machine takes a minute to start a process again
         ) as loader:
             for number, batch in enumerate(loader):
                 digests.append(batch_digest(batch))
