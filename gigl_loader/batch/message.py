@@ -85,10 +85,10 @@ HOP = "hop"
 TOKENS = "#TOKENS."
 """Prefix of what is known of tokens, sequence after sequence; see `gigl_loader.batch.tokens`.
 ``types``: ``[2, num_types]`` int64, by sorted node type, nodes of the whole graph, and 1 if these
-have times; ``length``: ``[num_sequences]`` int32. By token: ``type`` int16 (left out with one
-type); ``row`` int32, its place among the nodes of its type; ``hop`` int8; ``time`` float32 (left
-out without times); ``score`` float32 (with PPR); ``walk`` ``[num_tokens, walk_length]`` float32,
-``degree`` int32. ``pair``: ``[num_pairs, 4]`` int32."""
+have times; ``length``: ``[num_sequences]`` int32; ``until``, its seed's time: int64 or float64
+(left out without times). By token: ``type`` int16 (left out with one type); ``row`` int32, its
+place among the nodes of its type; ``hop`` int8; ``score`` float32 (with PPR); ``walk``
+``[num_tokens, walk_length]`` float32, ``degree`` int32. ``pair``: ``[num_pairs, 4]`` int32."""
 SEED_TIME = "#SEED_TIME"
 """Column and field: ``[batch_size]`` int64 or float64, the time of each seed."""
 SEED_GROUP = "#SEED_GROUP"

@@ -414,7 +414,7 @@ def _spread(values: Tensor, mask: Tensor, fill: Any) -> Tensor:
 def tokens_of(
     message: SampleMessage,
     batch: Any,
-    options: Any,
+    how: Any,
     schema: DatasetSchema,
     edge_dir: str,
     input_type: NodeType | None,
@@ -424,7 +424,7 @@ def tokens_of(
     Args:
         message: From a sampler; on the device of the batch.
         batch: Made of it, without tokens.
-        options: ``TokenOptions``.
+        how: ``ExpansionOptions``, with tokens.
         schema: Types and widths of the dataset.
         edge_dir: Edge direction of the dataset.
         input_type: Type of the seeds; None: they are not of one type.
@@ -440,8 +440,9 @@ def tokens_of(
     row, length = message[TOKENS + "row"], message[TOKENS + "length"]
     counts, timed = message[TOKENS + "types"].tolist()
     zeros = torch.zeros(row.shape, device=row.device)
+    hop = message[TOKENS + "hop"]
     of = message[TOKENS + "type"].int() if TOKENS + "type" in message else torch.zeros_like(row)
-    has_time = torch.tensor(timed, dtype=torch.bool, device="cpu").to(row.device)[of.long()]
+    has_time = torch.zeros_like(row, dtype=torch.bool)
     ends = torch.zeros(length.size(0) + 1, dtype=torch.int32, device=row.device)
     ends[1:] = length.cumsum(0)
     node_types: list[NodeType] = [DEFAULT_HOMOGENEOUS_NODE_TYPE]
@@ -452,19 +453,30 @@ def tokens_of(
         walked = [name for name in schema.edge_types or () if not is_label_edge_type(name)]
         edge_types = [reverse_edge_type(e) for e in walked] if edge_dir == "out" else walked
     stores = {name: batch[name] if typed else batch for name in node_types}
+    time = zeros
+    if TOKENS + "until" in message:
+        until = message[TOKENS + "until"].repeat_interleave(length.long(), output_size=row.size(0))
+        for number, store in enumerate(stores.values()):
+            if timed[number]:
+                here = of == number
+                own = store[how.time_attr].reshape(-1)
+                age = until - (own[torch.where(here, row, 0).long()] if own.numel() else 0)
+                # a seed may be later than its own time: then nothing is known of it yet
+                age = torch.where(hop == 0, age.clamp(min=0), age).float()
+                time, has_time = torch.where(here, age, time), has_time | here
     of_seeds = stores.get(input_type or node_types[0], {})
     tokens = Tokens(
         type=of,
         row=row,
-        hop=message[TOKENS + "hop"],
-        time=message.get(TOKENS + "time", zeros),
-        has_time=has_time if TOKENS + "time" in message else torch.zeros_like(has_time),
+        hop=hop,
+        time=time,
+        has_time=has_time,
         score=message.get(TOKENS + "score", zeros),
         mask=torch.ones_like(row, dtype=torch.bool),
         length=length,
         node_types=tuple(node_types),
         edge_types=tuple(sorted(edge_types)),
-        max_tokens=options.max_tokens,
+        max_tokens=how.tokens.max_tokens,
         num_nodes=tuple(counts),
         cu_seqlens=ends,
         pair=message.get(TOKENS + "pair"),
@@ -475,4 +487,4 @@ def tokens_of(
         _input_id=of_seeds.get("input_id"),
         _y=of_seeds.get("y"),
     )
-    return tokens.padded() if options.layout == "padded" else tokens
+    return tokens.padded() if how.tokens.layout == "padded" else tokens

@@ -691,10 +691,10 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             batch = to_data(msg)
         if not self.with_edge:
             answer_for_edge_ids(batch)
-        options = self._source.source_options.expansion.tokens
-        if options is not None:
+        how = self._source.source_options.expansion
+        if how.tokens is not None:
             schema, seeds = self._dataset_schema, self._input_type
-            batch.tokens = tokens_of(msg, batch, options, schema, self.edge_dir, seeds)
+            batch.tokens = tokens_of(msg, batch, how, schema, self.edge_dir, seeds)
             self._stats.tokens += batch.tokens.num_tokens
         return batch
 

@@ -176,8 +176,14 @@ class NeighborSampler:
         """Return further attributes of a type."""
         fields = []
         for attribute, attribute_key in self.attributes.get(owner, ()):
-            rows = self._reader.fetch(kind, (owner, attribute), ids, split)
-            fields.append(Field(attribute_key, *rows))
+            known = None
+            if self.tokens is not None and attribute == self._plan.expansion.time_attr:
+                known = self.tokens.known_times(owner, ids)
+            if known is None:
+                rows = self._reader.fetch(kind, (owner, attribute), ids, split)
+                fields.append(Field(attribute_key, *rows))
+            else:
+                fields.append(Field.of(attribute_key, known))
         return fields
 
     def _edge_fields(self, sampled: Sampled) -> list[Field]:

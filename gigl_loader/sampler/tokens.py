@@ -160,6 +160,7 @@ class TokenMaker:
         self._kind_start = np.cumsum([0, *map(len, by_kind)])
         self._by_kind = np.array([r for of in by_kind for r in of], np.int64)
         self._edges = NodeLabels()
+        self._known: dict[NodeType, tuple[Array, Array]] = {}
 
     # -- of trees ---------------------------------------------------------------------------------
 
@@ -230,15 +231,16 @@ class TokenMaker:
         self, request: SampleRequest, nodes: TokenNodes, found: Candidates, ids: Array
     ) -> tuple[Array, Array]:
         """Return where each sequence begins, and its nodes: in order, and cut."""
+        self._known = {}
         root = np.arange(found.starts.size - 1) if found.root is None else found.root
         sizes, most = np.diff(found.starts)[root], self.options.max_tokens
-        begins, listed = _listed(found.order, found.starts[root], sizes)
+        begins, listed = parts_of(found.order, found.starts[root], sizes)
         sequence = np.repeat(np.arange(sizes.size), sizes)
         if (keys := self._sort_keys(request, nodes, found, ids, listed, sequence)) is not None:
             is_seed = np.zeros(listed.size, np.bool_)
             is_seed[begins[:-1]] = True
             listed = listed[np.lexsort((keys, ~is_seed, sequence))]  # stable
-        return _listed(listed, begins[:-1], np.minimum(sizes, most))
+        return parts_of(listed, begins[:-1], np.minimum(sizes, most))
 
     def _sort_keys(
         self,
@@ -277,9 +279,19 @@ class TokenMaker:
             begin, end = found.base[kind], found.base[kind + 1]
             if self._timed[kind] and end > begin:
                 distinct, at = np.unique(ids[begin:end], return_inverse=True)
-                own = self._times.of_nodes(name, distinct).reshape(-1)[at.reshape(-1)]
-                ages[begin:end] = times[trees.seeds[trees.trees(name)]] - own
+                own = self._times.of_nodes(name, distinct)
+                self._known[name] = distinct, own
+                until = times[trees.seeds[trees.trees(name)]]
+                ages[begin:end] = until - own.reshape(-1)[at.reshape(-1)]
         return ages
+
+    def known_times(self, node_type: NodeType, ids: Array) -> Array | None:
+        """Return the times of nodes of the batch that sorting asked for; None: it did not."""
+        if node_type not in self._known:
+            return None
+        known, times = self._known[node_type]
+        found: Array = times[np.searchsorted(known, ids)]
+        return found
 
     def _edges_between(self, sampled: Sampled, base: Array, row: Array) -> Sampled:
         """Return the edges between tokens, each once; with ids, each id of two nodes once."""
@@ -333,8 +345,8 @@ class TokenMaker:
         if len(self._types) > 1:
             fields.append(Field.of(TOKENS + "type", kind[of]))
         if nodes.seed_times is not None and any(self._timed):
-            time = self._time(nodes, kind, row, starts, tokens)
-            fields.append(Field.of(TOKENS + "time", time if take is None else time[take]))
+            _, _, seeds = nodes.roots()
+            fields.append(Field.of(TOKENS + "until", nodes.seed_times[seeds]))
         if found.score is not None:
             fields.append(Field.of(TOKENS + "score", found.score[of]))
         if options.walk_length or options.with_degree:
@@ -344,24 +356,6 @@ class TokenMaker:
             filled = starts if take is None else np.arange(starts.size) * options.max_tokens
             fields.append(Field.of(TOKENS + "pair", self._pairs(found, kind, filled, of)))
         return fields
-
-    def _time(
-        self, nodes: TokenNodes, kind: Array, row: Array, starts: Array, tokens: Array
-    ) -> Array:
-        """Return ``[num_tokens]`` float32, the time from each token to its seed."""
-        assert nodes.seed_times is not None, "a graph with times"
-        _, _, seeds = nodes.roots()
-        until = nodes.seed_times[np.repeat(seeds, np.diff(starts))]
-        time = np.zeros(tokens.size, np.float32)
-        of, rows = kind[tokens], row[tokens]
-        for number, name in enumerate(self._types):
-            if self._timed[number]:
-                own = self._times.of_nodes(name, nodes.ids(name).copy()).reshape(-1)
-                at = np.flatnonzero(of == number)
-                time[at] = until[at] - own[rows[at]]
-        # a seed may be later than its own time: then nothing is known of it yet
-        time[starts[:-1]] = np.maximum(time[starts[:-1]], 0)
-        return time
 
     def _filled(self, request: SampleRequest, nodes: TokenNodes, starts: Array) -> Array | None:
         """Return the token of each place up to ``max_tokens``; None: places are left out."""
@@ -405,7 +399,7 @@ class TokenMaker:
         return made | ({TOKENS + "degree": degree} if self.options.with_degree else {})
 
 
-def _listed(values: Array, starts: Array, sizes: Array) -> tuple[Array, Array]:
+def parts_of(values: Array, starts: Array, sizes: Array) -> tuple[Array, Array]:
     """Return where parts begin, and the parts: ``sizes`` of ``values`` from each of ``starts``."""
     begins = np.concatenate([[0], sizes.cumsum()])
     at = np.arange(begins[-1]) + np.repeat(starts - begins[:-1], sizes)

@@ -26,6 +26,7 @@ from gigl_loader import (
 )
 from gigl_loader.batch.message import TOKENS
 from gigl_loader.loader.epochs.epoch import LoaderStats
+from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.testing import check_same_batches
 from tests.support import token_reference as reference
 
@@ -625,6 +626,28 @@ def test_two_times_of_one_seed_have_tokens_of_their_own() -> None:
     assert max(early["time"]) == DAY
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_time_is_read_once(order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, fetch = [], GraphReader.fetch
+
+    def noted(reader: GraphReader, kind: str, name: Any, ids: Any, *rest: Any) -> Any:
+        if kind == "node_attributes":
+            asked.append((name, ids.tolist()))
+        return fetch(reader, kind, name, ids, *rest)
+
+    monkeypatch.setattr(GraphReader, "fetch", noted)
+    graph = shop()
+    seeds = {"seeds": (1, 0, 0), "days": (5, 9, 9), "batch_size": 3}
+    loader = shop_loader(TokenOptions(6, order=order), **seeds)
+    with loader:
+        (batch,) = loader
+    assert [name for name, _ in asked] == [("trans", "time")]
+    ((_, ids),) = asked
+    assert len(ids) == len(set(ids))
+    assert set(batch["trans"].n_id.tolist()) <= set(ids)
+    assert torch.equal(batch["trans"].time, graph["trans"].time[batch["trans"].n_id])
+
+
 def test_a_seed_without_neighbours_gets_no_strangers() -> None:
     """RelGT's tokeniser takes nodes of any time for it."""
     with shop_loader(TokenOptions(4, fill="repeat"), seeds=(1, 1), days=(2, 5)) as loader:
@@ -640,21 +663,20 @@ def test_a_later_row_of_another_seed_is_not_taken() -> None:
     assert ("trans", 3) in reference.read(batch, 1)["node"]
 
 
-@pytest.mark.parametrize("typed", [False, True])
-def test_ppr_tokens_are_the_edges_of_the_batch(typed: bool) -> None:
-    torch.manual_seed(1)
-    graph = random_graph() if not typed else shop()
-    if typed:
-        del graph["trans"].time
-    seeds: Any = ("customer", torch.tensor([1, 0, 1])) if typed else torch.tensor([5, 7, 5])
-    options = PPRSamplerOptions(eps=1e-3, max_ppr_nodes=20, num_neighbors_per_hop=1000)
+PUSH = PPRSamplerOptions(eps=1e-3, max_ppr_nodes=20, num_neighbors_per_hop=1000)
+
+
+def _check_scored(graph: Any, seeds: Any, most: int) -> None:
+    """Check the tokens of a batch against its PPR edges and the edges of the graph."""
+    typed = isinstance(graph, HeteroData)
+    ids = seeds[1] if typed else seeds
     loader = DistNeighborLoader(
         DistDataset.from_pyg(graph),
         [1],
         seeds,
-        batch_size=3,
-        sampler_options=options,
-        tokens=TokenOptions(12, order="score", pairs=True),
+        batch_size=ids.numel(),
+        sampler_options=PUSH,
+        tokens=TokenOptions(most, order="score", pairs=True),
         **ONE,
     )
     with loader:
@@ -662,8 +684,8 @@ def test_ppr_tokens_are_the_edges_of_the_batch(typed: bool) -> None:
     tokens = batch.tokens
     stores = [batch[e] for e in batch.edge_types if e[1] == "ppr"] if typed else [batch]
     names = [e[2] for e in batch.edge_types if e[1] == "ppr"] if typed else [tokens.node_types[0]]
-    kind = tokens.node_types.index("customer") if typed else 0
-    for sequence in range(3):
+    kind = tokens.node_types.index(seeds[0]) if typed else 0
+    for sequence in range(ids.numel()):
         root = int(tokens.row[sequence, 0])
         scored = []
         for name, store in zip(names, stores, strict=True):
@@ -675,9 +697,9 @@ def test_ppr_tokens_are_the_edges_of_the_batch(typed: bool) -> None:
                     scored.append((-score, number, row, round(1 / near - 1)))
         scored.sort(key=lambda one: one[:2])
         found = reference.read(batch, sequence)
-        assert found["type"][1:] == [number for _, number, _, _ in scored][:11]
-        assert found["hop"][1:] == [hop for *_, hop in scored][:11]
-        assert found["score"][1:] == [-score for score, *_ in scored][:11]
+        assert found["type"][1:] == [number for _, number, _, _ in scored][: most - 1]
+        assert found["hop"][1:] == [hop for *_, hop in scored][: most - 1]
+        assert found["score"][1:] == [-score for score, *_ in scored][: most - 1]
         assert all(a >= b for a, b in pairwise(found["score"][1:]))
         _, _, others = tokens.as_gigl(_rows(batch), token_input=["ppr_weight"])
         weights = others["token_input"]["ppr_weight"][sequence, :, 0]
@@ -690,6 +712,22 @@ def test_ppr_tokens_are_the_edges_of_the_batch(typed: bool) -> None:
         }
         assert set(found["pair"]) <= edges
         assert {one for one in edges if one[1] == 0} == {p for p in found["pair"] if p[1] == 0}
+
+
+def test_ppr_tokens_are_the_edges_of_the_batch() -> None:
+    torch.manual_seed(1)
+    _check_scored(random_graph(), torch.tensor([5, 7, 5]), 12)
+
+
+@settings(max_examples=60)
+@given(graphs(), st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(1, 12))
+def test_ppr_tokens_of_several_types_are_the_edges_of_the_batch(
+    graph: HeteroData, seeds: list[int], most: int
+) -> None:
+    for name in "ac":
+        del graph[name].time
+    size = graph["a"].x.size(0)
+    _check_scored(graph, ("a", torch.tensor([seed % size for seed in seeds])), most)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from gigl_loader.sampler.tokens import (
     EdgeRows,
     TokenMaker,
     TokenNodes,
+    parts_of,
     ticket_of_tokens,
 )
 
@@ -237,10 +238,8 @@ class PPRSampler(NeighborSampler):
             slots = np.flatnonzero(pushed[base[kind] : base[kind + 1]] & sum(channels))
             begin, count, neighbors = around.rows[edge_type].table(around.size)
             nodes = number[kind][slots]
-            counts = count[nodes]
-            within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-            slots = np.repeat(slots, counts)
-            reached = neighbors[np.repeat(begin[nodes], counts) + within]
+            slots = np.repeat(slots, count[nodes])
+            _, reached = parts_of(neighbors, begin[nodes], count[nodes])
             wanted = root[base[kind] + slots] << 32 | reached
             at = by_key[np.minimum(np.searchsorted(keys, wanted, sorter=by_key), keys.size - 1)]
             is_candidate = keys[at] == wanted
