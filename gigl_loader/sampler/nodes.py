@@ -49,6 +49,14 @@ class NodeLabels:
         )
         return labels
 
+    def with_room(self, more: int) -> tuple[Array, np.uint64, Array]:
+        """Return table, mask and ids for a kernel that gives up to ``more`` labels itself.
+
+        It sets `count` afterwards.
+        """
+        self._reserve(more)
+        return self._table, self._mask, self._nodes
+
     def find(self, ids: Array) -> Array:
         """Return the label of each of ``ids``, -1 if it has none (negative ids have none)."""
         labels = np.empty(ids.size, np.int64)

@@ -13,14 +13,16 @@ from gigl_loader.sampler.rows.reader import GraphReader
 
 def push(store: GraphReader, seeds: list[int], alpha: float, eps: float, **how: Any) -> Any:
     fanout = how.pop("fanout", -1)
-    around = Neighbourhood(store, {EDGES: (NODES, NODES)}, {EDGES: Draw(EDGES, fanout, 5)}, [NODES])
+    around = Neighbourhood(store, {EDGES: (NODES, NODES)}, [NODES])
+    around.reset({EDGES: Draw(EDGES, fanout, 5)})
     return around, ForwardPush(around, [EDGES], alpha, eps, **how).run(NODES, np.array(seeds))
 
 
 def vector(around: Neighbourhood, scores: SeedScores, seed: int, num_nodes: int, name: str) -> Any:
     values = np.zeros(num_nodes)
-    mine = scores.seed == seed
-    _, ids = around.ids(NODES, scores.node[mine])
+    mine = scores.keys >> 32 == seed
+    _, ids = around.ids(NODES, scores.keys[mine] & 0xFFFFFFFF)
     assert len(set(ids.tolist())) == ids.size, "a node has two scores"
-    values[ids] = getattr(scores, name)[mine]
+    found = scores.score if name == "score" else scores.alpha * scores.slots["residual"]
+    values[ids] = found[mine]
     return values

@@ -24,6 +24,8 @@ WORDS = {8: np.int64, 4: np.int32, 1: np.int8}
 # Rows are prefetched about one page ahead, and only a few if they are small: a prefetched row must
 # be in the cache when its turn comes, and stay there until then.
 _LINE_BYTES, _BYTES_AHEAD, _MOST_ROWS_AHEAD = 64, 4096, 16
+AHEAD = 16
+"""Entries of a hash table that are prefetched before they are read."""
 # 53 bits: the precision of a float64, so each result is exact and below 1.
 _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
@@ -119,7 +121,7 @@ def gather(values, positions, out):
 
 
 @jit
-def _find(table, mask, nodes, node):
+def find(table, mask, nodes, node):
     """Return (position, label) of ``node``; label -1 if it has none, and the position is free.
 
     ``table`` is an open-addressing table of ``mask + 1`` int64 positions, at most half full. A
@@ -143,10 +145,18 @@ def _find(table, mask, nodes, node):
 
 
 @jit
+def expect(table, mask, node):
+    """Prefetch the entry of ``node``, which `find` will read soon."""
+    position = np.int64(mix(np.uint64(node)) & mask)
+    prefetch(at_address(table.ctypes.data + position * table.itemsize))
+
+
+@jit
 def insert_nodes(table, mask, nodes, start, stop):
     """Enter ``nodes[start:stop]`` into the table; a repeated node keeps its first label."""
     for i in range(start, stop):
-        position, label, tag = _find(table, mask, nodes, nodes[i])
+        expect(table, mask, nodes[min(i + AHEAD, stop - 1)])
+        position, label, tag = find(table, mask, nodes, nodes[i])
         if label < 0:
             table[position] = tag | (i + 1)
 
@@ -158,8 +168,10 @@ def relabel(table, mask, nodes, num_nodes, ids, out):
     Returns:
         The new number of nodes. Labels are given in order of first appearance.
     """
+    last = ids.shape[0] - 1
     for i in range(ids.shape[0]):
-        position, label, tag = _find(table, mask, nodes, ids[i])
+        expect(table, mask, ids[min(i + AHEAD, last)])
+        position, label, tag = find(table, mask, nodes, ids[i])
         if label < 0:
             label = np.int64(num_nodes)
             # Appended at once: a repeat later in ``ids`` finds it.
@@ -176,7 +188,7 @@ def look_up(table, mask, nodes, ids, out):
     for i in range(ids.shape[0]):
         out[i] = -1
         if ids[i] >= 0:
-            out[i] = _find(table, mask, nodes, ids[i])[1]
+            out[i] = find(table, mask, nodes, ids[i])[1]
 
 
 @jit

@@ -30,15 +30,19 @@ from gigl_loader.sampler.plan import Draw, Drawn
 from gigl_loader.sampler.rows.reader import GraphReader
 
 _UNKNOWN = -1
-_FAR = 1 << 62
+_NEW_SLOT = np.array((0.0, np.iinfo(np.int32).max, 0), kernels.SLOT)
 
 
 class GrowingVector:
     """A vector that grows; new items have the given value."""
 
-    def __init__(self, dtype: Any, value: int | float) -> None:
+    def __init__(self, dtype: Any, value: Any) -> None:
         self._values = np.full(1024, value, dtype)
         self._value = value
+
+    def wipe(self, size: int) -> None:
+        """Give the first ``size`` items the value again."""
+        self._values[:size] = self._value
 
     def upto(self, size: int) -> Array:
         """Return the first ``size`` items, a view that the next call may move."""
@@ -57,6 +61,11 @@ class NeighborCache:
         self._neighbors, self._edge_ids = GrowingVector(np.int64, 0), GrowingVector(np.int64, 0)
         self._size = 0
         self.with_ids = False
+
+    def reset(self, total: int) -> None:
+        """Forget all rows, those of ``total`` nodes."""
+        self._counts.wipe(total)
+        self._size, self.with_ids = 0, False
 
     def missing(self, nodes: Array, total: int) -> Array:
         """Return those of ``nodes`` whose rows are not here; ``total`` is the number of nodes."""
@@ -83,13 +92,13 @@ class NeighborCache:
         return counts
 
     def table(self, total: int) -> tuple[Array, Array, Array]:
-        """Return (starts of rows, their lengths, neighbours)."""
-        counts = np.maximum(self._counts.upto(total), 0)
-        return self._starts.upto(total), counts, self._neighbors.upto(self._size)
+        """Return (starts of rows, their lengths, neighbours); a row not here has length -1."""
+        return self._starts.upto(total), self._counts.upto(total), self._neighbors.upto(self._size)
 
     def edges(self, total: int) -> tuple[Array, Array, Array | None]:
         """Return (expanded node, neighbour, edge id) of all rows, by ascending expanded node."""
         starts, counts, neighbors = self.table(total)
+        counts = np.maximum(counts, 0)
         owners = np.repeat(np.arange(total), counts)
         positions = np.arange(owners.size) + np.repeat(starts - (counts.cumsum() - counts), counts)
         ids = self._edge_ids.upto(self._size)[positions] if self.with_ids else None
@@ -99,29 +108,46 @@ class NeighborCache:
 class Neighbourhood:
     """The part of the graph that one batch has requested: nodes by number, rows, degrees.
 
+    Memory is kept for the next batch.
+
     Args:
         reader: Reader of all partitions.
         ends: By edge type, (type that is expanded, type of its neighbours).
-        draws: By edge type, the request for rows.
         types: All node types.
-        keep: Takes an edge type, the requested nodes and the response; returns the part to keep.
-            None: all.
     """
 
     def __init__(
         self,
         reader: GraphReader,
         ends: Mapping[EdgeType, tuple[NodeType, NodeType]],
-        draws: Mapping[EdgeType, Draw],
         types: Sequence[NodeType],
-        keep: Callable[[EdgeType, Array, Drawn], Drawn] | None = None,
     ) -> None:
-        self._reader, self._ends, self._draws, self._keep = reader, ends, draws, keep
+        self._reader, self._ends = reader, ends
+        self._draws: Mapping[EdgeType, Draw] = {}
+        self._keep: Callable[[EdgeType, Array, Drawn], Drawn] | None = None
         self.types = list(types)
         self._number = {name: number for number, name in enumerate(self.types)}
         self._labels = NodeLabels()
         self._degrees = GrowingVector(np.int64, _UNKNOWN)
         self.rows = {edge_type: NeighborCache() for edge_type in ends}
+
+    def reset(
+        self,
+        draws: Mapping[EdgeType, Draw],
+        keep: Callable[[EdgeType, Array, Drawn], Drawn] | None = None,
+    ) -> None:
+        """Forget the previous batch.
+
+        Args:
+            draws: By edge type, the request for rows.
+            keep: Takes an edge type, the requested nodes and the response; returns the part to
+                keep. None: all.
+        """
+        self._draws, self._keep = draws, keep
+        self._degrees.wipe(self.size)
+        for rows in self.rows.values():
+            rows.reset(self.size)
+        self._labels.reset()
 
     @property
     def size(self) -> int:
@@ -138,6 +164,10 @@ class Neighbourhood:
         ids = self.ids_of_type(node_type, nodes)
         chosen = np.flatnonzero(ids >= 0)
         return nodes[chosen], ids[chosen]
+
+    def codes(self, node_type: NodeType) -> tuple[Array, int, int]:
+        """Return by node ``id * types + type``, the number of types, and that of ``node_type``."""
+        return self._labels.nodes, len(self.types), self._number[node_type]
 
     def ids_of_type(self, node_type: NodeType, nodes: Array) -> Array:
         """Return the global id of each of ``nodes``, -1 if it is of another type."""
@@ -168,14 +198,13 @@ class Neighbourhood:
             self.rows[edge_type].add(own, drawn.counts, neighbors, drawn.edge_ids)
         return bool(pending)
 
-    def degrees(self, nodes: Array) -> Array:
-        """Return the degrees by node, over all edge types; those of ``nodes`` are then known."""
+    def degrees(self, slots: Array, keys: Array) -> Array:
+        """Return the degrees by node, over all edge types; those of ``slots`` are then known."""
         # Nothing is numbered below, so this view stays valid.
-        known = self._degrees.upto(self.size)
-        new = np.unique(nodes[known[nodes] == _UNKNOWN])
+        known, new = self._degrees.upto(self.size), np.empty(slots.size, np.int64)
+        # Not "unknown" even without an edge of any type: it would be requested again each turn.
+        new = np.sort(new[: kernels.first_met(slots, keys, known, _UNKNOWN, 0, new)])
         if new.size:
-            # Not "unknown" even without an edge of any type: it would be requested again each turn.
-            known[new] = 0
             pending = []
             for edge_type, (expanded, _) in self._ends.items():
                 own, ids = self.ids(expanded, new)
@@ -188,18 +217,40 @@ class Neighbourhood:
 
 @dataclass
 class SeedScores:
-    """Scores of all seeds, a row for each node that a seed reached."""
+    """Scores of all seeds, an item for each slot; the next push from that memory replaces them."""
 
-    seed: Array
-    """``[n]`` int64: position of the seed in the batch."""
-    node: Array
-    """``[n]`` int64: number of the node in its `Neighbourhood`."""
+    keys: Array
+    """``[n]`` int64: position of the seed in the batch ``<< 32``, with the node's number in its
+    `Neighbourhood`."""
     score: Array
     """``[n]`` float64; 0 if the node was not pushed."""
-    residual: Array
-    """``[n]`` float64: the score that further pushes of the node alone would add."""
-    hop: Array
-    """``[n]`` int64: fewest steps from the seed by which a push reached the node."""
+    slots: Array
+    """``[n]`` `ppr_kernels.SLOT`: ``residual`` times ``alpha`` is the score that further pushes of
+    the node alone would add; ``hop`` the fewest steps from the seed by which a push reached it."""
+    alpha: float
+
+
+class PushMemory:
+    """What a push knows of its slots; kept for the next one."""
+
+    def __init__(self) -> None:
+        self.keys = NodeLabels()
+        self.slots, self.score = GrowingVector(kernels.SLOT, _NEW_SLOT), GrowingVector(float, 0.0)
+        self.asked = GrowingVector(np.int64, _UNKNOWN)
+        """By node: 0 once its rows were requested."""
+        self._num_nodes = 0
+
+    def reset(self) -> None:
+        """Forget the former push."""
+        self.slots.wipe(self.keys.count)
+        self.score.wipe(self.keys.count)
+        self.asked.wipe(self._num_nodes)
+        self.keys.reset()
+
+    def asked_upto(self, num_nodes: int) -> Array:
+        """Return `asked` of so many nodes."""
+        self._num_nodes = num_nodes
+        return self.asked.upto(num_nodes)
 
 
 @dataclass
@@ -212,6 +263,7 @@ class ForwardPush:
         alpha: Probability of a return to the seed.
         eps: A node is due while its residual is at least this times its degree.
         max_fetches: Most rounds of requests for rows; None: no limit.
+        memory: Of a push whose scores are not needed any more.
     """
 
     around: Neighbourhood
@@ -219,84 +271,79 @@ class ForwardPush:
     alpha: float
     eps: float
     max_fetches: int | None = None
-    _keys: NodeLabels = field(default_factory=NodeLabels)
-    _residual: GrowingVector = field(default_factory=lambda: GrowingVector(np.float64, 0.0))
-    _score: GrowingVector = field(default_factory=lambda: GrowingVector(np.float64, 0.0))
-    _hop: GrowingVector = field(default_factory=lambda: GrowingVector(np.int64, _FAR))
-    _seen: GrowingVector = field(default_factory=lambda: GrowingVector(np.int64, 0))
+    memory: PushMemory = field(default_factory=PushMemory)
 
     def run(self, node_type: NodeType, seeds: Array) -> SeedScores:
         """Push until nothing is due; ``seeds`` are ``[n]`` int64 global ids, repeats allowed."""
+        memory, keys = self.memory, self.memory.keys
+        memory.reset()
         # Slots are found by seed and node in one number; a repeated seed has slots of its own.
         start = (np.arange(seeds.size) << 32) | self.around.number(node_type, seeds)
-        due = self._keys.label(start)
-        self._residual.upto(self._keys.count)[due] = 1.0
-        self._hop.upto(self._keys.count)[due] = 0
+        due = keys.label(start)
+        memory.slots.upto(keys.count)[due] = (1.0, 0, 0)
         fetches, turn = 0, 0
         while due.size:
             turn += 1
             # At the limit, pushes continue over the rows that are here. A node without its row
             # counts as one without neighbours; the share of its neighbours is lost.
             if self.max_fetches is None or fetches < self.max_fetches:
-                nodes = np.unique(self._nodes()[due])
-                fetches += self.around.fetch(nodes, self.edge_types)
+                fetches += self.around.fetch(self._first_pushed(due), self.edge_types)
             due = self._due(self._push(due, turn))
-        count = self._keys.count
-        return SeedScores(
-            self._keys.nodes >> 32,
-            self._nodes(),
-            self._score.upto(count),
-            self.alpha * self._residual.upto(count),
-            self._hop.upto(count),
-        )
+        score, slots = memory.score.upto(keys.count), memory.slots.upto(keys.count)
+        return SeedScores(keys.nodes, score, slots, self.alpha)
 
-    def _nodes(self) -> Array:
-        return self._keys.nodes & 0xFFFFFFFF
+    def _first_pushed(self, due: Array) -> Array:
+        """Return the nodes of ``due`` whose rows were never requested, ascending."""
+        known, new = self.memory.asked_upto(self.around.size), np.empty(due.size, np.int64)
+        found: Array = new[
+            : kernels.first_met(due, self.memory.keys.nodes, known, _UNKNOWN, 0, new)
+        ]
+        return np.sort(found)
 
     def _push(self, due: Array, turn: int) -> Array:
         """Push the slots ``due``, and return those that received something."""
-        count, total = self._keys.count, self.around.size
-        seeds, nodes, hops = self._keys.nodes >> 32, self._nodes(), self._hop.upto(count)
-        taken = np.empty(due.size, np.float64)
-        kernels.take(due, self.alpha, self._residual.upto(count), self._score.upto(count), taken)
+        memory, keys, total = self.memory, self.memory.keys, self.around.size
+        count = keys.count
+        nodes, taken, hops = np.empty_like(due), np.empty(due.size, np.float64), np.empty_like(due)
+        state = memory.slots.upto(count), memory.score.upto(count)
+        kernels.take(due, self.alpha, keys.nodes, *state, nodes, taken, hops)
         # Neighbours of all types together: a node gives each of them the same.
-        lengths = {e: self.around.rows[e].counts(nodes[due], total) for e in self.edge_types}
-        neighbors = sum(lengths.values(), np.zeros(due.size, np.int64))
+        lengths = [self.around.rows[e].counts(nodes, total) for e in self.edge_types]
+        neighbors = sum(lengths, np.zeros(due.size, np.int64))
         rest = (1.0 - self.alpha) / np.maximum(neighbors, 1)
+        # Room for as many new slots as there are neighbours: kernels do not grow arrays.
         size = int(neighbors.sum())
-        # Collected first and added later: adding needs slots, which new neighbours get in one
-        # call, and that may move the vectors.
-        keys, steps = np.empty(size, np.int64), np.empty(size, np.int64)
-        shares, at = np.empty(size, np.float64), 0
+        places = keys.with_room(size)
+        memory.score.upto(count + size)
+        slots = memory.slots.upto(count + size)
+        touched, num_touched = np.empty(size, np.int64), 0
         for edge_type in self.edge_types:
-            table = self.around.rows[edge_type].table(total)
-            at += kernels.spread(
-                due, taken, seeds, nodes, hops, *table, rest, keys[at:], shares[at:], steps[at:]
+            rows = self.around.rows[edge_type].table(total)
+            count, num_touched = kernels.spread(
+                due,
+                nodes,
+                taken,
+                hops,
+                rest,
+                *rows,
+                *places,
+                count,
+                slots,
+                turn,
+                touched,
+                num_touched,
             )
-        return self._receive(self._keys.label(keys), shares, steps, turn)
-
-    def _receive(self, scores: Array, shares: Array, steps: Array, turn: int) -> Array:
-        count = self._keys.count
-        touched = np.empty(min(scores.size, count), np.int64)
-        num_touched = kernels.receive(
-            scores,
-            shares,
-            steps,
-            self._residual.upto(count),
-            self._hop.upto(count),
-            self._seen.upto(count),
-            turn,
-            touched,
-            0,
-        )
+        keys.count = count
         return touched[:num_touched]
 
     def _due(self, touched: Array) -> Array:
         """Return those of ``touched`` that are due; the others cannot be, as they got nothing."""
-        residual, nodes = self._residual.upto(self._keys.count), self._nodes()
+        keys = self.memory.keys.nodes
+        slots = self.memory.slots.upto(keys.size)
         # Before degrees are requested, perhaps from other machines: most touched residuals are
         # small.
-        touched = touched[residual[touched] >= self.eps]  # a degree is at least 1 here
-        degrees = self.around.degrees(nodes[touched])
-        due = np.empty(touched.size, np.int64)
-        return due[: kernels.due(touched, nodes, residual, degrees, self.eps, due)]
+        large, due = np.empty(touched.size, np.int64), np.empty(touched.size, np.int64)
+        # a degree is at least 1 here
+        large = large[: kernels.at_least(touched, slots, self.eps, large)]
+        degrees = self.around.degrees(large, keys)
+        return due[: kernels.due(large, keys, slots, degrees, self.eps, due)]

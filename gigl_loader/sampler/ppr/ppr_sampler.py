@@ -26,7 +26,7 @@ from gigl_loader.sampler.plan import (
     SamplingPlan,
     draw_key,
 )
-from gigl_loader.sampler.ppr.ppr_push import ForwardPush, Neighbourhood, SeedScores
+from gigl_loader.sampler.ppr.ppr_push import ForwardPush, Neighbourhood, PushMemory, SeedScores
 from gigl_loader.sampler.roots import EdgeFilter, MakeRoots
 from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sampler.tokens import (
@@ -93,6 +93,8 @@ class PPRSampler(NeighborSampler):
         self._edge_types = list(plan.fanouts)
         self._ends = {edge_type: self._reader.ends(edge_type) for edge_type in self._edge_types}
         self._channels = [edge_types for edge_types, _ in channels]
+        self._known = Neighbourhood(self._reader, self._ends, self.nodes.types)
+        self._memory = [PushMemory() for _ in range(max(1, len(self._channels)))]
         self._targets = target_counts([ratio for _, ratio in channels], options.max_ppr_nodes)
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
@@ -143,20 +145,19 @@ class PPRSampler(NeighborSampler):
             assert keep is not None
             return keep(edge_type, np.repeat(labels, drawn.counts), drawn)[1]
 
-        return Neighbourhood(
-            self._reader, self._ends, draws, self.nodes.types, None if keep is None else kept
-        )
+        self._known.reset(draws, None if keep is None else kept)
+        return self._known
 
     def _tops(
         self, around: Neighbourhood, seed_type: NodeType, seeds: Array
     ) -> dict[NodeType, TopNodes]:
         """Return the top of all seeds, by type of the nodes."""
-        options, pushed = self._options, []
+        options = self._options
+        pushed: list[SeedScores] = []
         for edge_types in self._channels or [self._edge_types]:
-            push = ForwardPush(
-                around, edge_types, options.alpha, options.eps, options.max_fetch_iterations
-            )
-            pushed.append(push.run(seed_type, seeds))
+            how = (options.alpha, options.eps, options.max_fetch_iterations)
+            memory = self._memory[len(pushed)]
+            pushed.append(ForwardPush(around, edge_types, *how, memory).run(seed_type, seeds))
         by_type = {}
         most, topup = options.max_ppr_nodes, options.enable_residual_topup
         for node_type in self.nodes.types:
@@ -373,20 +374,22 @@ def top_nodes(
         most: Nodes for a seed.
         topup: Add residuals to scores, and let nodes that were not pushed fill remaining places.
     """
-    ids = around.ids_of_type(node_type, scores.node)
-    wanted = (ids >= 0) & ((scores.score > 0) | (topup & (scores.residual > 0)))
-    chosen = np.flatnonzero(wanted)
-    seed, ids, pushed = scores.seed[chosen], ids[chosen], scores.score[chosen] > 0
-    total = scores.score[chosen] + scores.residual[chosen] * topup
-    by = np.where(pushed, scores.score[chosen], total)
-    first = ranked(seed, ~pushed, -by, ids)  # pushed nodes first: they keep their places
-    kept = first[positions_within(seed[first]) < most]
+    size, num_seeds = scores.keys.size, 1 + int(scores.keys.max(initial=-1) >> 32)
+    columns = [np.empty(size, dtype) for dtype in (np.int64,) * 3 + (np.bool_, np.float64)]
+    of_slots = scores.score, scores.slots, scores.alpha, topup
+    codes = around.codes(node_type)
+    count = kernels.candidates(scores.keys, *codes, *of_slots, *columns)
+    seed, ids, slots, pushed, by = (column[:count] for column in columns)
+    sizes, found = np.zeros(num_seeds, np.int64), np.empty((num_seeds, most), np.int64)
+    kernels.largest(seed, ids, pushed, by, sizes, found)  # pushed first: they keep their places
+    kept = found[np.arange(most) < sizes[:, None]]
+    seed, ids, slots, pushed = seed[kept], ids[kept], slots[kept], pushed[kept].astype(np.int64)
     # Chosen by score, shown by total: with ``topup`` a node may come after one that was not pushed.
-    kept = kept[ranked(seed[kept], -total[kept], ids[kept])]
-    near = 1.0 / (1.0 + scores.hop[chosen][kept])
-    return TopNodes(
-        seed[kept], ids[kept], np.stack([total[kept], near], 1), pushed[kept].astype(np.int64)
-    )
+    total = scores.score[slots] + scores.alpha * scores.slots["residual"][slots] * topup
+    starts, order = np.concatenate([[0], sizes.cumsum()]), np.empty_like(slots)
+    kernels.ordered(starts, total, ids, order)
+    values = np.stack([total, 1.0 / (1.0 + scores.slots["hop"][slots])], 1)
+    return TopNodes(seed[order], ids[order], values[order], pushed[order])
 
 
 def merged(channels: Sequence[TopNodes], targets: Sequence[int]) -> TopNodes:
