@@ -23,6 +23,10 @@ def vector(around: Neighbourhood, scores: SeedScores, seed: int, num_nodes: int,
     mine = scores.keys >> 32 == seed
     _, ids = around.ids(NODES, scores.keys[mine] & 0xFFFFFFFF)
     assert len(set(ids.tolist())) == ids.size, "a node has two scores"
-    found = scores.score if name == "score" else scores.alpha * scores.slots["residual"]
-    values[ids] = found[mine]
+    found = {
+        "score": scores.score,
+        "residual": scores.alpha * scores.slots["residual"],
+        "hop": scores.slots["hop"],
+    }
+    values[ids] = found[name][mine]
     return values

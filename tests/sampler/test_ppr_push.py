@@ -91,7 +91,7 @@ def test_any_number_of_partitions_gives_the_same_bits() -> None:
         asked = len(peers.asked)
         _, found = push(shared, [3, 50, 3, 7], 0.2, 1e-4, **how)
         assert len(peers.asked) > asked
-        for name in ("seed", "node", "score", "residual", "hop"):
+        for name in ("keys", "score", "slots"):
             np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), name)
         if how == {"max_fetches": 2}:
             draws = [one for _, one in peers.asked[asked:] if isinstance(one, DrawRequest)]

@@ -171,7 +171,9 @@ class Neighbourhood:
 
     def ids_of_type(self, node_type: NodeType, nodes: Array) -> Array:
         """Return the global id of each of ``nodes``, -1 if it is of another type."""
-        codes = self._labels.nodes[nodes]
+        codes: Array = self._labels.nodes[nodes]
+        if len(self.types) == 1:
+            return codes
         ids: Array = np.where(
             codes % len(self.types) == self._number[node_type], codes // len(self.types), -1
         )
@@ -181,11 +183,10 @@ class Neighbourhood:
         """Request the rows of ``nodes`` (each once) that are not here; return whether any was."""
         pending = []
         for edge_type in edge_types:
-            own, ids = self.ids(self._ends[edge_type][0], nodes)
-            # Rows of a node that was pushed before, for another seed or channel, are here.
-            own = self.rows[edge_type].missing(own, self.size)
+            # Rows of a node that was pushed before, for another channel, are here.
+            missing = self.rows[edge_type].missing(nodes, self.size)
+            own, ids = self.ids(self._ends[edge_type][0], missing)
             if own.size:
-                _, ids = self.ids(self._ends[edge_type][0], own)
                 answer = self._reader.draw(self._draws[edge_type], ids)
                 pending.append((edge_type, own, ids, answer))
         for edge_type, own, ids, answer in pending:  # all are requested before the first wait
