@@ -25,7 +25,7 @@ WORDS = {8: np.int64, 4: np.int32, 1: np.int8}
 # be in the cache when its turn comes, and stay there until then.
 _LINE_BYTES, _BYTES_AHEAD, _MOST_ROWS_AHEAD = 64, 4096, 16
 AHEAD = 16
-"""Entries of a hash table that are prefetched before they are read."""
+"""Entries of a table that are prefetched before they are read."""
 # 53 bits: the precision of a float64, so each result is exact and below 1.
 _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
@@ -52,10 +52,12 @@ def count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts):
     Returns:
         (draws over all rows, the largest degree).
     """
-    num_rows = indptr.shape[0] - 1
+    num_rows, last = indptr.shape[0] - 1, nodes.shape[0] - 1
     total = 0
     most = 0
     for i in range(nodes.shape[0]):
+        later = min(nodes[min(i + AHEAD, last)], num_rows)
+        prefetch(at_address(indptr.ctypes.data + later * indptr.itemsize))
         node = nodes[i]
         start = 0
         degree = 0
