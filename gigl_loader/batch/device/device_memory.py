@@ -147,6 +147,9 @@ class DeviceMemory:
                 # If it was broken off, torch goes on to take memory for it, and gives none back.
                 with suppress(RuntimeError, AttributeError):
                     torch._C._cuda_endAllocateToPool(self.device.index, pool)
+                # And to ask for offsets of the capture at each dropout of the model (2.11).
+                generator = torch.cuda.default_generators[self.device.index or 0]
+                generator.graphsafe_set_state(generator.clone_state())
                 raise
         return result, graph.replay
 

@@ -13,6 +13,27 @@ import torch
 from gigl_loader.batch.device.device_memory import DeviceMemory
 
 
+class Generator:
+    """Takes the place of CUDA's default generator, whose state knows of captures.
+
+    Source:
+        torch 2.11, ``CUDAGraph::capture_end``: it throws before the generators' epilogue.
+    """
+
+    def __init__(self) -> None:
+        self.state = {"captures": False}
+
+    def clone_state(self) -> dict[str, bool]:
+        return {"captures": False}
+
+    def graphsafe_set_state(self, state: dict[str, bool]) -> None:
+        self.state = state
+
+    def dropout(self) -> None:
+        if self.state["captures"]:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+
+
 class Driver:
     """Takes the place of torch's captures: refuses two at once, and breaks one off if told to.
 
@@ -26,6 +47,7 @@ class Driver:
         self.pools: list[object] = []
         """Pools that memory is taken from."""
         self.breaks = False
+        self.generator = Generator()
 
     @contextmanager
     def capture(self, graph: Any, pool: Any, stream: Any, **how: Any) -> Iterator[None]:
@@ -33,13 +55,18 @@ class Driver:
         assert not gc.isenabled()
         self.under_way.append(graph)
         self.pools.append(pool)
+        self.generator.state["captures"] = True
         try:
             yield
         finally:
             self.under_way.remove(graph)
-            if self.breaks:
-                raise RuntimeError("operation failed due to a previous error during capture")
-            self.pools.remove(pool)
+            self._end(pool)
+
+    def _end(self, pool: object) -> None:
+        if self.breaks:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.generator.state["captures"] = False
+        self.pools.remove(pool)
 
     def end(self, device: int, pool: object) -> None:
         if pool not in self.pools:
@@ -54,6 +81,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "graph", driver.capture)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", driver.end, raising=False)
+    monkeypatch.setattr(torch.cuda, "default_generators", (driver.generator,))
     return driver
 
 
@@ -94,5 +122,6 @@ def test_one_that_fails_leaves_no_pool_that_takes_memory(driver: Driver, why: st
         memory.captured(job)
     assert driver.pools == []
     assert gc.isenabled()
+    driver.generator.dropout()  # of the model, whose next step draws
     driver.breaks = False
     assert memory.captured(lambda: 7)[0] == 7
