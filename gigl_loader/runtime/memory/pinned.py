@@ -6,6 +6,7 @@ shared memory, which then needs no copy. Without CUDA nothing happens.
 """
 
 import contextlib
+import logging
 import mmap
 import os
 import weakref
@@ -16,6 +17,9 @@ import torch
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError, PeerError
+from gigl_loader.runtime.sizes import size_in_words
+
+_log = logging.getLogger(__name__)
 
 # Values of ``cudaError_t``, as numbers: torch names hardly any of them.
 _SUCCESS = 0
@@ -172,17 +176,26 @@ def pinned_tensors(
         PinMemoryError: A copy cannot be pinned either.
     """
     ranges: list[PinnedRange] = []
-    results = list(tensors)
+    results, copied = list(tensors), 0
     for first, last, members in _page_ranges(tensors):
         try:
             ranges.append(PinnedRange(first, last - first, device))
-        except PinMemoryError:
+        except PinMemoryError as error:
+            why = error.reason
             for at in members:
+                copied += tensors[at].nbytes
                 block = mmap.mmap(-1, tensors[at].nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
                 host = torch.frombuffer(block, dtype=torch.uint8)
                 results[at] = host.view(tensors[at].dtype).view(tensors[at].shape)
                 results[at].copy_(tensors[at])
                 ranges.append(PinnedRange(host.data_ptr(), _up(host.nbytes), device))
+    if copied:
+        _log.warning(
+            "%s of the host could not be pinned where it lies (%s): a pinned copy takes as much "
+            "memory again",
+            size_in_words(copied),
+            why,
+        )
     return results, ranges
 
 

@@ -20,6 +20,7 @@ from gigl_loader.runtime.memory.pinned import (
     PinnedRange,
     pinned_tensors,
 )
+from gigl_loader.runtime.sizes import size_in_words
 from tests.support.conditions import Gpus
 
 PAGE = resource.getpagesize()
@@ -212,7 +213,7 @@ def test_what_is_pinned_are_the_pages_of_the_tensors_each_once(
 
 
 def test_memory_that_cannot_be_pinned_in_place_has_a_copy_of_its_size(
-    registry_is: Callable[[CountingRegistry], None],
+    registry_is: Callable[[CountingRegistry], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = torch.frombuffer(mmap.mmap(-1, 100 * PAGE), dtype=torch.uint8)
     memory.copy_(torch.arange(100 * PAGE) % 251)
@@ -220,6 +221,9 @@ def test_memory_that_cannot_be_pinned_in_place_has_a_copy_of_its_size(
     registry_is(registry)
     tensors = [memory[8 : 3 * PAGE].view(torch.int64), memory[60 * PAGE : 61 * PAGE]]
     results, ranges = pinned_tensors(tensors, GPU)
+    (said,) = caplog.messages
+    assert said.startswith(f"{size_in_words(tensors[0].nbytes)} of the host could not be pinned")
+    assert "takes as much memory again" in said
     assert results[1] is tensors[1]
     assert results[0].data_ptr() != tensors[0].data_ptr()
     assert results[0].dtype == torch.int64
