@@ -112,6 +112,9 @@ FACES = {
         "partition.checks": "check_edge_dir check_edge_type check_partitions",
         "partition.doubts": "IGNORED_LABEL check_enough_nodes empty_partitions low_labels "
         "not_numbers warn_of",
+        # rows of mixed types, as attributes
+        "partition.frames": "FRAME FrameColumns Frames attributes_of check_installed "
+        "frame_attribute is_frame is_of_frame to_frame",
         "partition.partition_output": "FeaturePartitionData GraphPartitionData PartitionOutput "
         "by_type",
         "partition.partition_view": "A Adjacency Book Matrix Owner PartitionView ROW_KINDS Row "
@@ -136,7 +139,7 @@ FACES = {
     "batch": {
         # from a message to a batch, and its way to the device
         "collate": "Batch TRIPLET_ATTRIBUTES add_edge_labels add_labels batch_types by_anchor "
-        "to_data to_hetero_data transform_outputs with_widened_features",
+        "frames_of_batches to_data to_hetero_data transform_outputs with_widened_features",
         "device.copy_stream": "full_device",
         "device.device_memory": "DeviceMemory LentTensors",
         "device.prefetch": "CopyAhead CopyEngine DevicePrefetcher NOT_READY NotReady",

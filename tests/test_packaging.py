@@ -38,6 +38,7 @@ FOR_USERS = (
     "gpu",
     "completion",
     "ray",
+    "relational",
 )
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 _REQUIREMENT = re.compile(r"([\w.\[\]-]+)\s*([<>=!~][^;#]*)?")

@@ -11,6 +11,7 @@ sampled, since its row is missing here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -26,6 +27,7 @@ from gigl_loader.batch.message import (
     Axis,
     SampleMessage,
     SeedEdges,
+    declared,
     fields_of,
     is_heterogeneous,
     key,
@@ -36,12 +38,15 @@ from gigl_loader.batch.message import (
     type_name,
 )
 from gigl_loader.dataset.lookup import widened
+from gigl_loader.dataset.partition.frames import FRAME, FrameColumns, attributes_of, to_frame
 from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     POSITIVE,
     PPR,
     DatasetSchema,
     EdgeType,
     NodeType,
+    edge_type_str,
     is_label_edge_type,
     reverse_edge_type,
 )
@@ -56,10 +61,43 @@ else:
     Batch = Data | HeteroData
 
 
-def to_data(message: SampleMessage) -> Data:
-    """Return a homogeneous batch."""
+@dataclass(frozen=True)
+class FrameOfBatches:
+    """Where messages have rows of mixed types: the type, the key of its ids, those of its rows."""
+
+    of: str
+    ids: str
+    rows: dict[str, str]
+    columns: FrameColumns
+
+    def add_to(self, stores: dict[str, Any], message: SampleMessage) -> None:
+        """Give a batch these rows, if it has any: of edges only if it has their ids."""
+        if self.of in stores and message.keys() >= {self.ids, *self.rows.values()}:
+            arrays = {name: message[field] for name, field in self.rows.items()}
+            frame = to_frame(self.columns, arrays, message[self.ids].size(0))
+            stores[self.of][FRAME] = frame
+
+
+def frames_of_batches(schema: DatasetSchema, edge_dir: str) -> list[FrameOfBatches]:
+    """Return where the batches of a dataset have rows of mixed types."""
+    typed = schema.edge_types is not None and not schema.is_homogeneous_with_labeled_edge_type
+    edge_types = {edge_type_str(t): t for t in schema.edge_types or [DEFAULT_HOMOGENEOUS_EDGE_TYPE]}
+    found = []
+    for name, columns in schema.frames.items():
+        axis: Axis = "edge" if name in edge_types else "node"
+        if axis == "edge" and edge_dir == "out":
+            name = edge_type_str(reverse_edge_type(edge_types[name]))
+        of = name if typed else None
+        rows = {one: key(declared(axis, one), of) for one in attributes_of(columns)}
+        ids = key(NODE if axis == "node" else EDGE, of)
+        found.append(FrameOfBatches(of or "", ids, rows, columns))
+    return found
+
+
+def to_data(message: SampleMessage, frames: Sequence[FrameOfBatches] = ()) -> Data:
+    """Return a homogeneous batch; ``frames``: see `frames_of_batches`."""
     data = Data()
-    _fill(data, message, {"": data})
+    _fill(data, message, {"": data}, frames)
     _count_nodes([data])
     return data
 
@@ -98,7 +136,10 @@ def batch_types(
 
 
 def to_hetero_data(
-    message: SampleMessage, node_types: list[NodeType], edge_types: list[EdgeType]
+    message: SampleMessage,
+    node_types: list[NodeType],
+    edge_types: list[EdgeType],
+    frames: Sequence[FrameOfBatches] = (),
 ) -> HeteroData:
     """Return a heterogeneous batch.
 
@@ -106,11 +147,12 @@ def to_hetero_data(
         message: From a sampler.
         node_types: All node types of the dataset.
         edge_types: All edge types that a batch can have, as named in it.
+        frames: See `frames_of_batches`.
     """
     data = HeteroData()
     graph_types: list[NodeType | EdgeType] = [*node_types, *edge_types]
     stores = {type_name(graph_type): data[graph_type] for graph_type in graph_types}
-    _fill(data, message, stores)
+    _fill(data, message, stores, frames)
     _count_nodes(data[node_type] for node_type in node_types)
     # per store, as in PyG, and over all types, as in GLT
     if any("num_sampled_nodes" in data[node_type] for node_type in node_types):
@@ -120,7 +162,9 @@ def to_hetero_data(
     return data
 
 
-def _fill(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None:
+def _fill(
+    data: Any, message: SampleMessage, stores: dict[str, Any], frames: Sequence[FrameOfBatches]
+) -> None:
     """Give each field its names in the store of its type; the table `FIELDS` has them."""
     of_seeds = []
     for name, value in message.items():
@@ -139,6 +183,8 @@ def _fill(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None:
         else:
             for attribute in spec.batch:
                 store[attribute] = value.tolist() if spec.on_host else value
+    for frame in frames:
+        frame.add_to(stores, message)
     # last: PyG counts nodes by the first attribute that it knows, and `batch` is one
     for store, spec, value in of_seeds:
         store[spec.batch[0]] = value

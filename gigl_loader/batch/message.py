@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
+from gigl_loader.dataset.partition.frames import is_of_frame
 from gigl_loader.dataset.schema import NEGATIVE, POSITIVE, EdgeType, NodeType, edge_type_str
 
 if TYPE_CHECKING:  # workers read this module and do without torch
@@ -203,7 +204,8 @@ def spec_of(key: str) -> tuple[str, FieldSpec]:
     if name.startswith(_DECLARED):
         axis, _, attribute = name[len(_DECLARED) :].partition(":")
         if axis in ("node", "edge", "seed", "batch"):
-            return graph_type, FieldSpec(name, cast("Axis", axis), (attribute,), is_declared=True)
+            named = () if is_of_frame(attribute) else (attribute,)  # batches have them in `tf`
+            return graph_type, FieldSpec(name, cast("Axis", axis), named, is_declared=True)
     return graph_type, FIELDS.get(name) or FieldSpec(name, "other")
 
 

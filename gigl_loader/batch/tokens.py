@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gigl_loader.batch.collate import batch_types
 from gigl_loader.batch.message import TOKENS, SampleMessage, is_heterogeneous
+from gigl_loader.dataset.partition.frames import FRAME, is_frame
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -86,6 +87,7 @@ class Tokens:
     _n_id: dict[NodeType, Tensor] = field(default_factory=dict)
     _input_id: Tensor | None = None
     _y: Tensor | None = None
+    _tf: dict[NodeType, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return sizes alone: a batch prints it."""
@@ -103,7 +105,9 @@ class Tokens:
             value = getattr(self, one.name)
             if isinstance(value, Tensor):
                 changed[one.name] = function(value)
-        changed["_n_id"] = {name: function(ids) for name, ids in self._n_id.items()}
+        for of_types in ("_n_id", "_tf"):  # a ``TensorFrame`` has the same methods
+            given: dict[NodeType, Any] = getattr(self, of_types)
+            changed[of_types] = {name: function(value) for name, value in given.items()}
         return replace(self, **changed)
 
     def to(self, *args: Any, **keywords: Any) -> "Tokens":
@@ -270,7 +274,7 @@ class Tokens:
 
         Args:
             frames: Rows of the batch by node type, as PyTorch Frame has them; those of its tokens
-                become ``grouped_tfs``. None: that is empty.
+                become ``grouped_tfs``. None: the batch's own ``tf``; without these that is empty.
 
         Raises:
             ConfigError: A sequence has padding, which the model would read as tokens; or there is
@@ -287,6 +291,7 @@ class Tokens:
                 "RelGT's model has no mask, so padding would be read as tokens: give "
                 'TokenOptions(fill="repeat")'
             )
+        given = self._tf if frames is None else frames
         of, flat, row = self.type.long(), self.type.reshape(-1), self.row.long()
         ids = torch.zeros_like(row)
         grouped_tfs, grouped_indices = {}, {}
@@ -297,8 +302,8 @@ class Tokens:
             rows = row.view(-1)[at]
             ids.view(-1)[at] = self._n_id[name][rows]
             grouped_indices[number] = at.tolist()
-            if frames is not None:
-                grouped_tfs[number] = frames[name][rows]
+            if frames is not None or name in given:
+                grouped_tfs[number] = given[name][rows]
         before = torch.tensor(self.num_nodes, device="cpu").cumsum(0).to(of.device)
         before = before - torch.tensor(self.num_nodes, device="cpu").to(of.device)
         days = torch.where(self.has_time, self.time / _DAY_S, 0)
@@ -486,5 +491,6 @@ def tokens_of(
         _n_id={name: store.n_id for name, store in stores.items()},
         _input_id=of_seeds.get("input_id"),
         _y=of_seeds.get("y"),
+        _tf={name: store[FRAME] for name, store in stores.items() if is_frame(store.get(FRAME))},
     )
     return tokens.padded() if how.tokens.layout == "padded" else tokens

@@ -22,6 +22,7 @@ from gigl_loader.dataset.one_or_by_type import (
 from gigl_loader.dataset.partition.adjacency import edges_of, weights_as_given
 from gigl_loader.dataset.partition.build import owned_ids
 from gigl_loader.dataset.partition.checks import check_count, count_not_numbers
+from gigl_loader.dataset.partition.frames import FRAME, is_of_frame
 from gigl_loader.dataset.partition.partition_view import PartitionView, Rows
 from gigl_loader.dataset.schema import (
     COMMUNITY,
@@ -474,6 +475,7 @@ def make_schema(view: PartitionView) -> DatasetSchema:
         node_attributes=_names(view.node_attributes),
         edge_attributes=_names(view.edge_attributes),
         num_classes=dict(view.num_classes),
+        frames=dict(view.frames),
         types_with_communities=tuple(
             sorted(of for of, name in view.node_attributes if name == COMMUNITY)
         ),
@@ -483,7 +485,8 @@ def make_schema(view: PartitionView) -> DatasetSchema:
 def _names(attributes: Mapping[tuple[Any, str], Rows]) -> dict[Any, tuple[str, ...]]:
     names: dict[Any, tuple[str, ...]] = {}
     for owner, name in sorted(attributes, key=str):
-        if is_in_batches(name):
+        name = FRAME if is_of_frame(name) else name
+        if is_in_batches(name) and name not in names.get(owner, ()):
             names[owner] = (*names.get(owner, ()), name)
     return names
 

@@ -235,7 +235,8 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         It reads ``x``, ``edge_index``, ``edge_attr``, ``edge_weight`` (or ``weights``), ``y`` with
         all columns, ``num_nodes``, and ``train_mask``, ``val_mask``, ``test_mask``, which also
         become the split ids. Batches carry every other tensor or array with a row per node or edge,
-        by PyG's rules, under its name; masks and weights, too. A warning names attributes that
+        by PyG's rules, under its name; masks and weights, too; and rows of mixed types, ``tf``
+        (``torch_frame.TensorFrame``) without its ``y``. A warning names attributes that
         batches cannot carry. Edge ids are positions in ``edge_index``. Edge types of a `HeteroData`
         with the label suffixes become label edges.
 

@@ -79,6 +79,9 @@ class DatasetSchema:
     """By type, the classes of its labels over all partitions, if known."""
     types_with_communities: "tuple[NodeType, ...]" = ()
     """Types whose nodes have communities, which partitioning found."""
+    frames: "dict[str, tuple[Any, ...]]" = field(default_factory=dict)
+    """By node type and by ``src__relation__dst``, the columns of rows of mixed types, which batches
+    have as ``tf``; see `gigl_loader.dataset.partition.frames.FrameGroup`."""
     node_quantization_metadata: InitVar[Any] = None
     """GiGL's; None: batches have the floats of packed columns."""
     edge_quantization_metadata: InitVar[Any] = None

@@ -158,6 +158,7 @@ def full_graph_inference(
     # arguments were checked before: from here on ranks wait for each other
     graph = _graph(dataset, exchange)
     _check_graph(graph, edge_weight, edge_attr)
+    _check_rows(graph, dataset)
     # each rank by its own partition: sizes may differ, see ChunkReader.read
     batch_size = batch_size or _chunk_rows(graph)
     layers = layers_of(model_or_layers, graph, (bool(edge_weight), edge_attr))
@@ -245,6 +246,19 @@ def _check_graph(graph: GraphSource, edge_weight: bool | None, edge_attr: bool) 
     ):
         if wanted and not is_held:
             raise ConfigError(f"{name}=True, and the graph's edges have none")
+
+
+def _check_rows(graph: GraphSource, dataset: Any) -> None:
+    """Refuse types whose rows are of mixed types alone: layers start from matrices."""
+    remote = isinstance(dataset, RemoteDistDataset)
+    schema = dataset.fetch_schema() if remote else DistDataset.wrap(dataset).schema
+    framed = {name for name in graph.owners.own_ids if name in schema.frames}
+    if alone := sorted(framed - set(graph.features())):
+        raise ConfigError(
+            f"full_graph_inference starts from x, and nodes of {alone} have rows of mixed types "
+            "(tf) instead: encode them first, and build a dataset with the vectors as x; or run "
+            "the model in full_graph(model, dataset), whose data have tf"
+        )
 
 
 def _warn_of_weights(model: Any, graph: GraphSource) -> None:

@@ -21,6 +21,7 @@ from gigl_loader.dataset.identity import holders_of
 from gigl_loader.dataset.lookup import RowLookup, widened
 from gigl_loader.dataset.partition.adjacency import all_edges
 from gigl_loader.dataset.partition.build import owned_ids
+from gigl_loader.dataset.partition.frames import FRAME, check_installed, is_of_frame, to_frame
 from gigl_loader.dataset.partition.partition_view import Adjacency, Book, PartitionView
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -378,6 +379,7 @@ def local_graph(
         num_layers: Layers of the model; 0: every layer computes all rows.
     """
     view = dataset.view()
+    check_installed(view.frames)
     shares = NodeShares(view, exchange)
     graph = LocalGraph(HeteroData() if view.is_heterogeneous else Data(), shares, exchange)
     for edge_type, name in message_types(view.adjacency, view.edge_dir).items():
@@ -427,9 +429,13 @@ def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, w
             if name in kind:
                 stored = kind[name].values[kind[name].locate(own_ids)].to(device)
                 store[key] = widened(stored, kind[name].scales)
+        parts: dict[str, Tensor] = {}
         for (of, key), rows in view.node_attributes.items():
             if of == name and is_in_batches(key):
-                store[key] = rows.values[rows.locate(own_ids)].to(device)
+                target = parts if is_of_frame(key) else store
+                target[key] = widened(rows.values[rows.locate(own_ids)].to(device), rows.scales)
+        if name in view.frames:
+            store[FRAME] = to_frame(view.frames[name], parts, own_ids.numel())
         for split in SPLITS:
             ids = _of_type(dataset.known_split(split), name)
             if ids is not None:

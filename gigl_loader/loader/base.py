@@ -14,6 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.batch.collate import (
     Batch,
     batch_types,
+    frames_of_batches,
     to_data,
     to_hetero_data,
     transform_outputs,
@@ -25,6 +26,7 @@ from gigl_loader.batch.glt_message import GLTMessage, GLTNames, own_message, wit
 from gigl_loader.batch.message import Received, SampleMessage, is_heterogeneous, stays_on_host
 from gigl_loader.batch.padding import PAD_ATTRIBUTES
 from gigl_loader.batch.tokens import tokens_of
+from gigl_loader.dataset.partition.frames import check_installed
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.loader.deployment import process_role
@@ -192,8 +194,10 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             is_remote,
         )
         self._dataset_schema = dataset_schema
+        self._frames = frames_of_batches(dataset_schema, self.edge_dir)
         names = (*self._own_attributes(), *(PAD_ATTRIBUTES if padding is not None else ()))
         glt_config.check_attribute_names(dataset_schema, names, type(self).__name__)
+        check_installed(dataset_schema.frames)
         self._is_homogeneous_with_labeled_edge_type = (
             dataset_schema.is_homogeneous_with_labeled_edge_type
         )
@@ -686,9 +690,9 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         """Turn a message that is on the device into a batch; a hook for subclasses."""
         if is_heterogeneous(msg):
             types = batch_types(msg, self._dataset_schema, self.edge_dir)
-            batch: Data | HeteroData = to_hetero_data(msg, *types)
+            batch: Data | HeteroData = to_hetero_data(msg, *types, self._frames)
         else:
-            batch = to_data(msg)
+            batch = to_data(msg, self._frames)
         if not self.with_edge:
             answer_for_edge_ids(batch)
         how = self._source.source_options.expansion

@@ -29,6 +29,7 @@ from gigl_loader.dataset.partition.adjacency import compress
 from gigl_loader.dataset.partition.build import contiguous_book, make_book
 from gigl_loader.dataset.partition.checks import check_edge_dir, check_partitions
 from gigl_loader.dataset.partition.doubts import check_enough_nodes
+from gigl_loader.dataset.partition.frames import frame_attribute
 from gigl_loader.dataset.partition.partition_view import Book, WithSplits
 from gigl_loader.dataset.schema import (
     COMMUNITY,
@@ -94,10 +95,10 @@ def partition_graph(
         overwrite: Replace partitions at ``root`` when the new ones are complete.
         time_attr: A node attribute to sample by: edges then keep the times of neighbours in other
             partitions.
-        feature_dtype: How to store node features: ``"int8"`` or ``"uint8"``, with scale and offset
-            of each column, ``"float16"`` or ``"bfloat16"``; by node type, or one for all. Workers
-            read and send the stored bytes; batches are float32 again on the trainer's device. None,
-            and types without an entry: unchanged.
+        feature_dtype: How to store node features, and the embeddings of a ``tf``: ``"int8"`` or
+            ``"uint8"``, with scale and offset of each column, ``"float16"`` or ``"bfloat16"``; by
+            node type, or one for all. Workers read and send the stored bytes; batches are float32
+            again on the trainer's device. None, and types without an entry: unchanged.
         order: Order of the rows of nodes in a partition. ``"ids"``: ascending. ``"degree"``: nodes
             with most edges first, so that batches of a graph on disk touch fewer pages. Ids and
             batches stay the same. The index of rows takes 4 bytes per node of the partition
@@ -236,12 +237,19 @@ def _bytes_to_write(source: CheckedGraph) -> int:
 
 
 def _store_in_fewer_bytes(source: CheckedGraph, dtypes: FeatureDtype | None, format: str) -> None:
-    chosen = check_feature_dtype(dtypes, source.node_features)
+    name, attributes = frame_attribute("embedding"), source.node_attributes
+    embeddings = {of: (of, name) for of in source.num_nodes if (of, name) in attributes}
+    chosen = check_feature_dtype(dtypes, {**source.node_features, **embeddings})
     if chosen and format != "mapped":
         raise ConfigError(
             f'feature_dtype needs format="mapped": {format!r} has no place for scale and offset'
         )
     for node_type, dtype in chosen.items():
-        where = f"features of node type {node_type!r}"
-        quantised = quantise(source.node_features[node_type], dtype, where)
-        source.node_features[node_type], source.feature_scales[node_type] = quantised
+        places: tuple[tuple[str, dict[Any, Tensor], Any], ...] = (
+            ("features", source.node_features, node_type),
+            ("embeddings", source.node_attributes, embeddings.get(node_type)),
+        )
+        for what, rows, of in places:
+            if of in rows:
+                quantised = quantise(rows[of], dtype, f"{what} of node type {node_type!r}")
+                rows[of], source.feature_scales[of] = quantised

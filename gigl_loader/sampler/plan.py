@@ -20,6 +20,7 @@ from gigl_loader.batch.message import (
     NODE_FEATURES,
     BatchTicket,
     Field,
+    declared,
     key,
     scales_key,
 )
@@ -181,8 +182,11 @@ def quantization_scale_fields(view: PartitionView[Array], sent: Container[str]) 
         sent: Keys of the batch.
     """
     fields = []
-    for node_type, rows in view.node_features.items():
-        name = key(NODE_FEATURES, node_type if view.is_heterogeneous else None)
+    found = [(NODE_FEATURES, node_type, rows) for node_type, rows in view.node_features.items()]
+    for (node_type, attribute), rows in view.node_attributes.items():  # embeddings of a ``tf``
+        found.append((declared("node", attribute), node_type, rows))
+    for field_name, node_type, rows in found:
+        name = key(field_name, node_type if view.is_heterogeneous else None)
         # Only for features in the batch: the trainer looks for scales by the features' key.
         if rows.scales is not None and name in sent:
             fields.append(Field.of(scales_key(name), rows.scales))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, strided
 from torch_geometric.data import Data, HeteroData
 
+from gigl_loader.dataset.partition.frames import is_frame
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     EdgeDir,
@@ -272,16 +273,30 @@ def check_same_batches(first: Iterable[Any], second: Iterable[Any]) -> None:
             _must(_same(value, other[name]), "values", f"batch {index}", name, value, other[name])
 
 
+def _parts_of(frame: Any) -> dict[str, Any]:
+    """Return all that a ``TensorFrame`` holds, as tensors and names."""
+    parts: dict[str, Any] = {"y": frame.y, "rows": len(frame)}
+    for stype, values in frame.feat_dict.items():
+        of = [values.values, values.offset] if hasattr(values, "offset") else values
+        parts[stype.value] = [list(frame.col_names_dict[stype]), of]
+    return parts
+
+
 def _same(value: Any, other: Any) -> bool:
     if isinstance(value, Tensor):
         return (
             isinstance(other, Tensor)
             and value.dtype == other.dtype
             and value.shape == other.shape
-            and bool(torch.equal(value, other))
+            # a missing number is NaN in rows of mixed types
+            and bool((value == other).logical_or((value != value) & (other != other)).all())
         )
+    if is_frame(value) and is_frame(other):
+        return _same(_parts_of(value), _parts_of(other))
     if is_dataclass(value) and type(other) is type(value):  # tokens
         return all(_same(getattr(value, f.name), getattr(other, f.name)) for f in fields(value))
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_same, value, other))
     if isinstance(value, dict) and isinstance(other, dict):
         return value.keys() == other.keys() and all(_same(v, other[k]) for k, v in value.items())
     return bool(value == other)
@@ -298,7 +313,7 @@ def batch_digest(batch: Data | HeteroData) -> str:
 
     Args:
         batch: From any loader; attributes may be tensors, numbers, strings, None, and lists, tuples
-            and dicts of these.
+            and dicts of these, and rows of mixed types (``TensorFrame``).
 
     Raises:
         ConfigError: An attribute is of another type, or a sparse tensor.
@@ -326,7 +341,10 @@ def _add(hasher: Any, value: object, where: str) -> None:
             _add(hasher, name, where)
             _add(hasher, item, where)
     elif is_dataclass(value):  # tokens
-        _add(hasher, {one.name: getattr(value, one.name) for one in fields(value)}, where)
+        names = [f.name for f in fields(value) if f.name != "_tf"]  # that is the batch's own
+        _add(hasher, {name: getattr(value, name) for name in names}, where)
+    elif is_frame(value):
+        _add(hasher, _parts_of(value), where)
     elif isinstance(value, list | tuple):
         hasher.update(f"list {len(value)};".encode())
         for item in value:

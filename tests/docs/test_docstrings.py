@@ -23,6 +23,7 @@ ELSEWHERE = {
     "SerializedGraphMetadata",
     "SerializedTFRecordInfo",
     "StatefulDataLoader",
+    "TensorFrame",
 }
 """Classes of other libraries that no module of ours imports."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

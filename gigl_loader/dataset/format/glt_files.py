@@ -46,6 +46,7 @@ from gigl_loader.dataset.partition.checks import (
     check_partitions,
     check_weights,
 )
+from gigl_loader.dataset.partition.frames import Frames
 from gigl_loader.dataset.partition.partition_output import GraphPartitionData
 from gigl_loader.dataset.partition.partition_view import Book, PartitionView, Splits, WithSplits
 from gigl_loader.dataset.schema import (
@@ -143,6 +144,7 @@ class GltExtras:
     node_attributes: list[tuple[NodeType, list[str]]] = field(default_factory=list)
     edge_attributes: list[tuple[EdgeType, list[str]]] = field(default_factory=list)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
+    frames: Frames = field(default_factory=dict)
     flat_nodes: list[NodeType] = field(default_factory=list)
     """Types whose features had one dimension, which GLT's format cannot store."""
     flat_edges: list[EdgeType] = field(default_factory=list)
@@ -262,6 +264,7 @@ class _GltReader:
             identity=self.identity,
             # a part of the labels cannot tell the classes: if missing here, they are counted
             num_classes={} if extras is None else extras.num_classes,
+            frames={} if extras is None else extras.frames,
         )
         builder = ViewBuilder(view)
         for edge_type in self.edge_types:

@@ -36,6 +36,7 @@ import msgspec
 import numpy as np
 
 from gigl_loader.dataset.identity import GraphIdentity
+from gigl_loader.dataset.partition.frames import Frames
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, check_file_names, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.decoding import analysed
@@ -250,6 +251,7 @@ class Header:
     original_ids: list[str] = field(default_factory=list)
     """Types whose nodes had other ids in their tables."""
     num_classes: dict[str, int] = field(default_factory=dict)
+    frames: Frames = field(default_factory=dict)
     identity: GraphIdentity = field(default=GraphIdentity("", ""))
     """Not in the file."""
 

@@ -478,6 +478,7 @@ class MappedPart:
             node_books=self.node_books() if several else {},
             edge_books=self._edge_books(adjacency) if several else {},
             num_classes=dict(header.num_classes),
+            frames=dict(header.frames),
             identity=header.identity,
             **rows,
         )

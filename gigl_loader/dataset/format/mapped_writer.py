@@ -25,6 +25,7 @@ from gigl_loader.dataset.format.mapped import (
     check_size,
     write_manifest,
 )
+from gigl_loader.dataset.partition.frames import FrameColumns, as_json
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import UsageError
 from gigl_loader.runtime.digests import digest_of
@@ -141,6 +142,7 @@ def seal(
     edge_bounds: Mapping[EdgeType, list[int] | None],
     original_ids: Sequence[NodeType],
     num_classes: Mapping[NodeType, int],
+    frames: Mapping[str, FrameColumns] | None = None,
     **made: Any,
 ) -> str:
     """Write the manifests of a directory with complete arrays; return the run id.
@@ -156,6 +158,7 @@ def seal(
         edge_bounds: See there.
         original_ids: See there.
         num_classes: See there.
+        frames: See there; None: there are none.
         made: How the directory was made.
     """
     # hashlib releases the GIL while it hashes, so threads of one process suffice
@@ -172,6 +175,7 @@ def seal(
         "edge_bounds": {edge_type_str(t): bounds for t, bounds in edge_bounds.items()},
         "original_ids": list(original_ids),
         "num_classes": num_classes,
+        **as_json(frames or {}),
         **bodies[0],
     }
     # from checksums, names and counts: no time, host or random number, so two runs with the same

@@ -24,6 +24,7 @@ from gigl_loader.dataset.format.mapped_writer import index_type, seal, write_arr
 from gigl_loader.dataset.identity import content_digest
 from gigl_loader.dataset.partition.adjacency import edges_of
 from gigl_loader.dataset.partition.build import book_table, contiguous_book, ids_of
+from gigl_loader.dataset.partition.frames import as_json
 from gigl_loader.dataset.partition.partition_view import (
     Adjacency,
     Book,
@@ -100,6 +101,7 @@ def write_views(
         edge_bounds=edge_bounds,
         original_ids=original_ids,
         num_classes=view.num_classes,
+        frames=view.frames,
         **made,
     )
 
@@ -314,6 +316,7 @@ def _write_root(folder: Path, view: PartitionView, splits: Splits, **made: Any) 
             for edge_type, named in _by_type(view.edge_attributes).items()
         ],
         "num_classes": view.num_classes,
+        **as_json(view.frames),
         "flat_nodes": [t for t, rows in view.node_features.items() if rows.values.dim() == 1],
         "flat_edges": [list(t) for t, rows in view.edge_features.items() if rows.values.dim() == 1],
     }

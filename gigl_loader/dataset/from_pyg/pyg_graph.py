@@ -21,6 +21,7 @@ from gigl_loader.dataset.partition.checks import (
     warn_of_doubts,
 )
 from gigl_loader.dataset.partition.doubts import empty_partitions
+from gigl_loader.dataset.partition.frames import FRAME, Frames, as_columns, is_frame
 from gigl_loader.dataset.partition.partition_output import GraphPartitionData
 from gigl_loader.dataset.partition.partition_view import (
     Book,
@@ -38,6 +39,7 @@ from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
     NodeType,
+    edge_type_str,
     expanded_end,
     is_label_edge_type,
     message_passing_to_negative_label,
@@ -72,9 +74,10 @@ class CheckedGraph:
     splits: dict[str, dict[NodeType, Tensor]] = field(default_factory=dict)
     node_attributes: dict[tuple[NodeType, str], Tensor] = field(default_factory=dict)
     edge_attributes: dict[tuple[EdgeType, str], Tensor] = field(default_factory=dict)
+    frames: Frames = field(default_factory=dict)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
-    feature_scales: dict[NodeType, Tensor] = field(default_factory=dict)
-    """By node type: scales of quantized features."""
+    feature_scales: dict[Any, Tensor] = field(default_factory=dict)
+    """Scales of quantized features, by node type, and of embeddings, by type and attribute."""
     not_carried: dict[str, str] = field(default_factory=dict)
     """Attributes that batches will lack, and the reasons."""
 
@@ -147,6 +150,7 @@ def _read_homogeneous(data: "Data") -> CheckedGraph:
     of_nodes, of_edges = node_and_edge_attributes(data, store, num_nodes, num_edges, lost, "data")
     _keep(source.node_attributes, node_type, of_nodes)
     _keep_edges(source, edge_type, of_edges)
+    _read_frame(source, store, {node_type: num_nodes, edge_type: num_edges}, "data")
     return source
 
 
@@ -166,6 +170,7 @@ def _read_hetero(data: "HeteroData") -> CheckedGraph:
             data, data[node_type], num_nodes, None, source.not_carried, where
         )
         _keep(source.node_attributes, node_type, nodes)
+        _read_frame(source, data[node_type], {node_type: num_nodes}, where)
     # nodes were read before: edges are checked against the counts of both ends
     for edge_type in map(plain_edge_type, data.edge_types):
         where = f"data[{edge_type}]"
@@ -179,6 +184,7 @@ def _read_hetero(data: "HeteroData") -> CheckedGraph:
             store, lost = data[edge_type], source.not_carried
             _, attributes = node_and_edge_attributes(data, store, None, num_edges, lost, where)
             _keep_edges(source, edge_type, attributes)
+            _read_frame(source, store, {edge_type: num_edges}, where)
         else:
             for name in data[edge_type]:
                 if name != "edge_index":
@@ -232,6 +238,27 @@ def _keep_edges(source: CheckedGraph, edge_type: EdgeType, attributes: dict[str,
     _keep(source.edge_attributes, edge_type, attributes)
 
 
+def _read_frame(source: CheckedGraph, store: Any, counts: Mapping[Any, int], where: str) -> None:
+    """Keep the ``tf`` of a store; ``counts``: nodes and edges that it may have rows of."""
+    frame, where = store.get(FRAME), f"{where}.{FRAME}"
+    if not is_frame(frame):
+        return
+    owner = next((name for name, count in counts.items() if count == len(frame)), None)
+    if owner is None:
+        units = [f"{n} {'nodes' if isinstance(of, str) else 'edges'}" for of, n in counts.items()]
+        raise ConfigError(
+            f"{where} has {len(frame)} rows, for {' and '.join(units)}: give it a row for each"
+        )
+    of_nodes = isinstance(owner, str)
+    name = owner if of_nodes else edge_type_str(owner)
+    source.frames[name], arrays = as_columns(frame, where)
+    _keep(source.node_attributes if of_nodes else source.edge_attributes, owner, arrays)
+    if frame.y is not None:
+        source.not_carried[f"{where}.y"] = (
+            f"labels are the graph's own y: set {where.removesuffix(FRAME)}y to it"
+        )
+
+
 def _check_node_type(source: CheckedGraph, node_type: NodeType, where: str) -> None:
     if node_type not in source.num_nodes:
         raise ConfigError(
@@ -261,7 +288,8 @@ def _num_nodes(store: Any, where: str) -> int | None:
             continue  # ids, not a row for each node
         if isinstance(value, Tensor | np.ndarray) and value.ndim:
             return int(value.shape[0])
-    return None
+    frame = store.get(FRAME)
+    return len(frame) if is_frame(frame) else None
 
 
 def _read_nodes(
@@ -388,6 +416,7 @@ class Cutter:
             self.edge_books,
             # of the whole graph: a part of the labels cannot tell
             num_classes=source.num_classes,
+            frames=source.frames,
         )
         builder = ViewBuilder(view)
         mine = {t: self._edges_of(t, partition_idx) for t in (*source.edges, *source.label_edges)}
@@ -407,7 +436,7 @@ class Cutter:
             if edge_type in source.edge_features:
                 values = _rows_of(source.edge_features[edge_type], ids)
                 builder.add_rows("edge_features", edge_type, values, ids)
-            _add_attributes(builder, "edge_attributes", source.edge_attributes, edge_type, ids)
+            _add_attributes(builder, "edge_attributes", source, edge_type, ids)
         return builder.completed_view(), splits
 
     def _edges_of(self, edge_type: EdgeType, partition_idx: int) -> Tensor | None:
@@ -433,7 +462,7 @@ class Cutter:
         if node_type in source.node_labels:
             values = _rows_of(source.node_labels[node_type], rows)
             builder.add_rows("node_labels", node_type, values, rows)
-        _add_attributes(builder, "node_attributes", source.node_attributes, node_type, rows)
+        _add_attributes(builder, "node_attributes", source, node_type, rows)
         for split, by_type in source.splits.items():
             if node_type in by_type:
                 ids = by_type[node_type]
@@ -456,12 +485,13 @@ def _neighbor_degrees(source: CheckedGraph, edge_dir: EdgeDir) -> dict[NodeType,
 
 
 def _add_attributes(
-    builder: ViewBuilder, kind: str, attributes: Mapping[Any, Tensor], of: Any, ids: Tensor | None
+    builder: ViewBuilder, kind: str, source: CheckedGraph, of: Any, ids: Tensor | None
 ) -> None:
     """Add the rows ``ids`` of all attributes of a node or edge type; ``kind`` as in `add_rows`."""
-    for key, values in attributes.items():
+    for key, values in getattr(source, kind).items():
         if key[0] == of:
-            builder.add_rows(kind, key, _rows_of(values, ids), ids)
+            scales = source.feature_scales.get(key)
+            builder.add_rows(kind, key, _rows_of(values, ids), ids, scales)
 
 
 def _rows_of(values: Tensor, ids: Tensor | None) -> Tensor:
@@ -524,7 +554,7 @@ def node_and_edge_attributes(
     for name in store:
         value = store[name]
         # PyG stores attributes that were set to None; its own batches leave them out as well
-        if name in read or value is None:
+        if name in read or value is None or (name == FRAME and is_frame(value)):
             continue
         if num_nodes is not None and is_read_as_split(name, value):
             continue
@@ -564,6 +594,8 @@ def _read(name: str, value: Any) -> Tensor | str:
     # names become names of files and of batch attributes, where "_" marks PyG's own and ours
     if not name.isidentifier() or name.startswith("_"):
         return "its name is no public Python name: rename it"
+    if is_frame(value):
+        return f"a TensorFrame that is not called {FRAME}"
     if not isinstance(value, Tensor | np.ndarray):
         return f"a {type(value).__name__}: only tensors and arrays have rows that can be taken"
     try:

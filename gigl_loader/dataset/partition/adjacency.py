@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset.partition.checks import check_weights
+from gigl_loader.dataset.partition.frames import is_of_frame
 from gigl_loader.dataset.partition.partition_view import (
     Adjacency,
     PartitionView,
@@ -310,7 +311,7 @@ def check_time_attr(view: PartitionView, time_attr: str) -> bool:
         )
     if not of_nodes and not of_edges:
         names = {name for _, name in (*view.node_attributes, *view.edge_attributes)}
-        shown = sorted(name for name in names if is_in_batches(name))
+        shown = sorted(n for n in names if is_in_batches(n) and not is_of_frame(n))
         raise ConfigError(
             f"time_attr={time_attr!r} is no attribute of nodes or edges: there are {shown}"
         )

@@ -13,6 +13,7 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from gigl_loader.dataset.identity import GraphIdentity
+from gigl_loader.dataset.partition.frames import Frames
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, is_in_batches, row_type
 from gigl_loader.runtime.memory.segments import Array
 
@@ -226,6 +227,8 @@ class PartitionView(Generic[A]):
     edge_attributes: dict[tuple[EdgeType, str], Rows[A]] = field(default_factory=dict)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
     """Classes of each type over all partitions, if known."""
+    frames: Frames = field(default_factory=dict)
+    """Columns of rows of mixed types, which are among the attributes."""
     identity: GraphIdentity | None = None
     """The identity of the graph; None: not known yet, as for a new view."""
     times: dict[EdgeType, TimeOrder[A]] = field(default_factory=dict)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset.partition.frames import Frames
 from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, EdgeType, FeatureInfo, NodeType
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.runtime.glt_classes import (
@@ -274,6 +275,7 @@ class SchemaMessage:
     edge_attributes: dict[EdgeType, tuple[str, ...]]
     num_classes: dict[NodeType, int]
     types_with_communities: tuple[NodeType, ...]
+    frames: Frames
 
     @classmethod
     def of(cls, value: DatasetSchema) -> "SchemaMessage":

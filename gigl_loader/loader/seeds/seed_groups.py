@@ -13,6 +13,7 @@ from torch import Tensor
 from gigl_loader.batch.message import SEED_GROUP
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.lookup import DistFeature
+from gigl_loader.dataset.partition.frames import FRAME
 from gigl_loader.dataset.schema import (
     COMMUNITY,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -65,7 +66,7 @@ class GroupSource:
                 the type of the seeds.
         """
         node_type = input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
-        attributes = schema.node_attributes.get(node_type, ())
+        attributes = [a for a in schema.node_attributes.get(node_type, ()) if a != FRAME]
         name = "seed_groups"
         if isinstance(given, Mapping):
             if node_type not in given or not given.keys() <= num_nodes.keys():

@@ -539,10 +539,13 @@ class DeviceSampler:
             tensor = value if isinstance(value, Tensor) else torch.from_numpy(value)
             tensors[name] = tensor.to(nodes.device, non_blocking=True)
         self._add_rows(tensors, NODE_ROWS, node_type, rows)
-        if keys[NODE_FEATURES] in tensors:
-            scales = self._view.node_features[node_type].scales
+        matrices: dict[str, Matrix] = {keys[NODE_FEATURES]: ("node_features", node_type)}
+        for attribute, attribute_key in self._roots.attributes.get(node_type, ()):
+            matrices[attribute_key] = "node_attributes", (node_type, attribute)
+        for name in matrices.keys() & tensors.keys():
+            scales = rows_of(self._view, matrices[name]).scales
             if scales is not None:
-                tensors[scales_key(keys[NODE_FEATURES])] = scales
+                tensors[scales_key(name)] = scales
 
     def _add_rows(
         self,

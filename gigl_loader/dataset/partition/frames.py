@@ -1,0 +1,237 @@
+"""Rows of mixed types: the columns of PyTorch Frame's ``TensorFrame`` as plain arrays, and back.
+
+The columns of one kind ("stype") are one attribute of nodes or edges, `frame_attribute`, so that
+they travel as all attributes do: processes without PyTorch Frame, and without torch, hand them on.
+
+| kind | stored | in a ``TensorFrame`` |
+| --- | --- | --- |
+| numerical | ``[n, c]``, as given (float32); missing NaN | the same |
+| categorical | ``[n, c]`` int32; missing -1 | int64 |
+| timestamp | ``[n, 7 c]`` int16; missing seven times -1 | ``[n, c, 7]`` int64 |
+| embedding | ``[n, sum d]``, as given (float32) | ``MultiEmbeddingTensor`` |
+| multicategorical | ``[n, c w]`` int32; and the lengths of cells | ``MultiNestedTensor``, int64 |
+| sequence_numerical | ``[n, c w]``, as given; and the lengths | ``MultiNestedTensor`` |
+
+Integers are int64 if one of them does not fit. ``w`` is the length of the longest cell.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.errors import ConfigError
+
+if TYPE_CHECKING:  # workers read this module and do without torch
+    from torch import Tensor
+
+FRAME = "tf"
+"""The attribute of a graph and of a batch, as RelBench and PyG name it."""
+MOST_VALUES = 256
+"""Values in a cell of a column of varying length."""
+_OF_VARYING_LENGTH = ("multicategorical", "sequence_numerical")
+_NARROW = {"categorical": "int32", "timestamp": "int16", "multicategorical": "int32"}
+"""Types of stored integers, by kind."""
+_PREFIX = "tf-"
+_WAYS_OUT = {
+    "text_tokenized": "give the texts as text_embedded, or tokenize them in the training loop",
+    **dict.fromkeys(("text_embedded", "image_embedded"), "materialize with an embedder"),
+}
+
+
+@dataclass(frozen=True, repr=False)
+class FrameGroup:
+    """The columns of one kind of a ``TensorFrame``."""
+
+    kind: str
+    """The name of its ``stype``."""
+    columns: tuple[str, ...]
+    """Names, in the order of the ``TensorFrame``."""
+    widths: tuple[int, ...]
+    """Stored numbers of each column: 1; 7 of a time; d of an embedding; w of varying length."""
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({', '.join(self.columns)})"
+
+
+FrameColumns = tuple[FrameGroup, ...]
+"""The columns of a ``TensorFrame``, in its order of kinds."""
+Frames = dict[str, FrameColumns]
+"""By node type, and by the text of an edge type."""
+
+
+def frame_attribute(kind: str) -> str:
+    """Return the name of the attribute with the columns of a kind; no user's has such a name."""
+    return _PREFIX + kind
+
+
+def attributes_of(columns: FrameColumns) -> list[str]:
+    """Return the names of the attributes that hold rows with these columns."""
+    kinds = [group.kind for group in columns]
+    lengths = [_lengths(kind) for kind in kinds if kind in _OF_VARYING_LENGTH]
+    return [*map(frame_attribute, kinds), *lengths]
+
+
+def is_of_frame(attribute: str) -> bool:
+    """Return whether an attribute is a part of a ``TensorFrame``."""
+    return attribute.startswith(_PREFIX)
+
+
+def as_json(frames: Mapping[str, FrameColumns]) -> dict[str, Any]:
+    """Return descriptions as an entry of a manifest; none, so that others stay the same."""
+    found = {name: [asdict(group) for group in columns] for name, columns in frames.items()}
+    return {"frames": found} if found else {}
+
+
+# --- to arrays ------------------------------------------------------------------------------------
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether ``value`` is a ``TensorFrame``; nothing is imported for it."""
+    torch_frame = sys.modules.get("torch_frame")
+    return torch_frame is not None and isinstance(value, torch_frame.TensorFrame)
+
+
+def as_columns(frame: Any, where: str) -> "tuple[FrameColumns, dict[str, Tensor]]":
+    """Return the columns of a ``TensorFrame``, and by attribute the arrays of its rows, on the CPU.
+
+    Args:
+        frame: ``[n]`` rows.
+        where: Its name in errors.
+
+    Raises:
+        ConfigError: A column is of a kind that cannot travel, or a cell has too many values.
+    """
+    groups: list[FrameGroup] = []
+    arrays: dict[str, Tensor] = {}
+    for stype, values in frame.feat_dict.items():
+        kind, names = str(stype.value), tuple(map(str, frame.col_names_dict[stype]))
+        width = {"numerical": 1, "categorical": 1, "timestamp": 7}.get(kind)
+        widths = (width or 0,) * len(names)
+        if width and not hasattr(values, "offset") and values[:0].flatten(1).size(1) == sum(widths):
+            rows = values.flatten(1)
+        elif kind == "embedding" and hasattr(values, "offset"):
+            widths = tuple(values.offset.diff().tolist())
+            rows = values.values.reshape(len(values), sum(widths))  # without rows it may be 1-D
+        elif kind in _OF_VARYING_LENGTH and hasattr(values, "offset"):
+            lengths = values.offset.diff().view(len(values), len(names))
+            width = _longest(lengths, names, f"{where}, {kind}")
+            arrays[_lengths(kind)], widths = lengths.cpu().int(), (width,) * len(names)
+            rows = _padded(values.values, lengths, width)
+        else:
+            raise ConfigError(
+                f"{where}: columns {list(names)} are {kind} (as {type(values).__name__}), which "
+                f"batches cannot carry: {_WAYS_OUT.get(kind, 'leave them out of col_to_stype')}"
+            )
+        arrays[frame_attribute(kind)] = _narrowed(rows.detach().cpu(), _NARROW.get(kind))
+        groups.append(FrameGroup(kind, names, widths))
+    return tuple(groups), arrays
+
+
+def _lengths(kind: str) -> str:
+    """Return the name of the attribute with the lengths of cells, ``[n, c]`` int32."""
+    return frame_attribute(f"{kind}-lengths")
+
+
+def _longest(lengths: "Tensor", names: tuple[str, ...], where: str) -> int:
+    """Return the length of the longest cell, 1 at least."""
+    longest, at = lengths.max(0).values.max(0) if lengths.numel() else (1, 0)
+    if longest > MOST_VALUES:
+        raise ConfigError(
+            f"{where}: column {names[int(at)]!r} has a cell with {int(longest)} values, and "
+            f"batches carry {MOST_VALUES} at most: cut the lists, or make an embedding of them"
+        )
+    return max(int(longest), 1)
+
+
+def _is_value(lengths: "Tensor", width: int) -> "Tensor":
+    """Return ``[n * c, width]`` bool: the places of padded cells that have a value."""
+    import torch
+
+    return torch.arange(width, device=lengths.device) < lengths.reshape(-1, 1)
+
+
+def _padded(values: "Tensor", lengths: "Tensor", width: int) -> "Tensor":
+    """Return ``[n, c * width]``: the values of each cell, and zeros behind them."""
+    padded = values.new_zeros(lengths.numel(), width)
+    padded[_is_value(lengths, width)] = values
+    return padded.view(lengths.size(0), lengths.size(1) * width)
+
+
+def _narrowed(values: "Tensor", dtype: str | None) -> "Tensor":
+    """Return integers as ``dtype`` if it holds all of them, else as int64; None: unchanged."""
+    import torch
+
+    if dtype is None:
+        return values
+    kind = getattr(torch, dtype)
+    low, high = map(int, torch.aminmax(values)) if values.numel() else (0, 0)
+    limits = torch.iinfo(kind)
+    return values.to(kind if limits.min <= low and high <= limits.max else torch.int64)
+
+
+# --- to a TensorFrame -----------------------------------------------------------------------------
+
+
+def check_installed(frames: Iterable[str]) -> None:
+    """Raise `ConfigError` if PyTorch Frame is needed, for rows of the given types, and missing."""
+    types = sorted(frames)
+    if not types:
+        return
+    try:
+        import torch_frame  # noqa: F401  # in the training process alone: it takes a second
+    except ImportError as error:
+        raise ConfigError(
+            f"the dataset has rows of mixed types (tf of {types}), and batches with these need "
+            f'PyTorch Frame: run pip install "gigl_loader[relational]" ({error})'
+        ) from error
+
+
+def to_frame(columns: FrameColumns, arrays: "Mapping[str, Tensor]", num_rows: int) -> Any:
+    """Return ``num_rows`` rows as a ``TensorFrame``; ``arrays``: on their device, by attribute.
+
+    Nothing waits for a device, except for columns of varying length, whose values are counted.
+    """
+    import torch_frame
+
+    feats: dict[Any, Any] = {}
+    names: dict[Any, list[str]] = {}
+    for group in columns:
+        stype = torch_frame.stype(group.kind)
+        feats[stype] = _values_of(group, arrays, num_rows)
+        names[stype] = list(group.columns)
+    return torch_frame.TensorFrame(feats, names, num_rows=None if feats else num_rows)
+
+
+def _values_of(group: FrameGroup, arrays: "Mapping[str, Tensor]", num_rows: int) -> Any:
+    stored, count = arrays[frame_attribute(group.kind)], len(group.columns)
+    if group.kind in _NARROW:
+        stored = stored.long()
+    if group.kind == "timestamp":
+        return stored.view(num_rows, count, 7)
+    if group.kind == "embedding":
+        values = copy(_no_vectors(group.widths, str(stored.device)))
+        values.num_rows, values.values = num_rows, stored
+        return values
+    if group.kind in _OF_VARYING_LENGTH:
+        from torch_frame.data import MultiNestedTensor
+
+        lengths, width = arrays[_lengths(group.kind)], group.widths[0]
+        offset = stored.new_zeros(lengths.numel() + 1).long()
+        offset[1:] = lengths.reshape(-1).cumsum(0)
+        values = stored.view(-1, width)[_is_value(lengths, width)]
+        return MultiNestedTensor(num_rows, count, values, offset)
+    return stored
+
+
+@lru_cache(maxsize=256)  # by columns and device: the same in each batch
+def _no_vectors(widths: tuple[int, ...], device: str) -> Any:
+    """Return a ``MultiEmbeddingTensor`` without rows; making one would wait for a device."""
+    import torch
+    from torch_frame.data import MultiEmbeddingTensor
+
+    ends = torch.tensor((0, *widths), dtype=torch.int64, device="cpu").cumsum(0)
+    none = torch.empty(0, sum(widths), device="cpu")
+    return MultiEmbeddingTensor(0, len(widths), none, ends).to(device)
