@@ -68,6 +68,9 @@ from gigl_loader.loader.node_loader import DistNeighborLoader as DistNeighborLoa
 from gigl_loader.loader.node_loader import DistSubGraphLoader as DistSubGraphLoader
 from gigl_loader.loader.profile import profile_workers as profile_workers
 from gigl_loader.loader.profile import replay as replay
+from gigl_loader.partitioning.databases.partition_database import (
+    partition_database as partition_database,
+)
 from gigl_loader.partitioning.partition_graph import partition_graph as partition_graph
 from gigl_loader.partitioning.partition_tables import partition_tables as partition_tables
 from gigl_loader.partitioning.split_links import LinkSplit as LinkSplit

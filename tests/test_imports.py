@@ -82,6 +82,7 @@ FACES = {
     },
     "dataset": {
         "cache_options": "CacheOptions",
+        "column_stats": "DATABASE_FILE",
         "degrees": "compute_and_broadcast_degree_tensor",
         "dist_dataset": "DistDataset",
         "format": "glt_files view_writer",
@@ -113,7 +114,7 @@ FACES = {
         "partition.doubts": "IGNORED_LABEL check_enough_nodes empty_partitions low_labels "
         "not_numbers warn_of",
         # rows of mixed types, as attributes
-        "partition.frames": "FRAME FrameColumns Frames attributes_of check_installed "
+        "partition.frames": "FRAME FrameColumns FrameGroup Frames attributes_of check_installed "
         "frame_attribute is_frame is_of_frame to_frame",
         "partition.partition_output": "FeaturePartitionData GraphPartitionData PartitionOutput "
         "by_type",
@@ -129,6 +130,7 @@ FACES = {
     },
     "partitioning": {
         # for commands
+        "databases.partition_database": "partition_database",
         "other_libraries.foreign_graphs": "OF_EDGES OF_NODES count_foreign read_dgl read_pyg",
         "other_libraries.gigl_graphs": "Message RECORDS metadata_of read_gigl read_records",
         "other_libraries.gigl_shares": "exchange_shares",

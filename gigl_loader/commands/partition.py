@@ -1,8 +1,8 @@
 """``gigl-loader partition``: tables, or a graph of another library, to partitions, from the shell.
 
 ``--pyg`` names a `Data` or `HeteroData` that ``torch.save`` wrote, ``--from`` the library that
-wrote a graph or its partitions. Tables are described in a YAML file, or for a graph of one type by
-flags::
+wrote a graph or its partitions, ``--database`` a database with keys. Tables are described in a YAML
+file, or for a graph of one type by flags::
 
     nodes:
       user: {source: users/*.parquet, id: name, features: x, label: y, split: split}
@@ -19,6 +19,7 @@ flags::
 
 import argparse
 import dataclasses
+import importlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.dataset.format.directory import FORMATS, ORDERS
+from gigl_loader.dataset.schema import FilePath
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.partitioning.partition_tables import ENGINES, partition_tables
 from gigl_loader.partitioning.tables.spec import (
@@ -56,8 +58,26 @@ _OF_GRAPHS = (
 )
 """Options that a saved graph has, too."""
 _LIBRARIES = ("dgl", "pyg", "gigl", "glt")
-_OF_TABLES = ("pyg", "nodes", "edges", "id", "split", "partition_column", "src", "dst")
+_OF_TABLES = ("pyg", "database", "nodes", "edges", "id", "split", "partition_column", "src", "dst")
 """Options that a graph of another library lacks: its files say what these do."""
+_OF_DATABASES = (
+    "database",
+    "root",
+    "keys",
+    "embed",
+    "upto",
+    "stats_upto",
+    "num_partitions",
+    "drop_dangling",
+    "method",
+    "edge_dir",
+    "seed",
+    "memory",
+    "threads",
+    "overwrite",
+    "quiet",
+)
+"""Options that a database has, too."""
 _OF_GLT = ("library", "tables", "root", "num_partitions", "method", "overwrite", "format", "quiet")
 """Options of partitions that are copied as they are."""
 
@@ -81,6 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(partition_or_copy(args))
             return 0
+        if args.database is not None:
+            _check_for_database(verb, args)
+            from gigl_loader.partitioning.databases.partition_database import partition_database
+
+            _, report = partition_database(args.database, **_database_options(args))
+            return _say(args, report)
         _check_count(args)
         nodes, edges, options = _tables(args)
         # A flag that was not given is None, and leaves the value of the file.
@@ -107,6 +133,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GiglLoaderError as error:
         print(f"{verb.prog}: error: {in_shell_words(str(error), vars(args))}", file=sys.stderr)
         return exit_code(error)
+    return _say(args, report)
+
+
+def _say(args: argparse.Namespace, report: Any) -> int:
     print(report)
     took = f"{report.seconds:.1f} s" if report.seconds else "already there"
     print(f"{args.root}: run {report.run}, {took}")
@@ -154,6 +184,37 @@ def _check_for_library(parser: argparse.ArgumentParser, args: argparse.Namespace
         )
 
 
+def _check_for_database(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse options that mean nothing for a database."""
+    given = [
+        _option(name)
+        for name, value in vars(args).items()
+        if name not in _OF_DATABASES and value != parser.get_default(name)
+    ]
+    if given:
+        raise ConfigError(f"--database does not take {', '.join(given)}: leave out")
+
+
+def _database_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `partition_database` that flags give."""
+    same = ("root", "edge_dir", "seed", "memory", "threads", "overwrite", "upto", "stats_upto")
+    options: dict[str, Any] = {name: getattr(args, name) for name in same}
+    if args.keys is not None:
+        content = _yaml(args.keys)
+        if not isinstance(content, dict) or set(content) - {"keys", "kinds"}:
+            raise ConfigError(f"{args.keys} may have the keys keys and kinds, and no others")
+        options |= content
+    if args.embed is not None:
+        module, _, name = args.embed.partition(":")
+        try:
+            options["embed"] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"--embed {args.embed}: give MODULE:FUNCTION ({error})") from error
+    options["num_partitions"] = 1 if args.num_partitions is None else args.num_partitions
+    options["dangling"] = "drop" if args.drop_dangling else "error"
+    return {**options, "method": args.method or METHODS[0], "progress": not args.quiet}
+
+
 def _check_count(args: argparse.Namespace) -> None:
     if args.num_partitions is None:
         raise ConfigError("give --num-partitions, the number of partitions to write")
@@ -185,6 +246,19 @@ def parser() -> argparse.ArgumentParser:
         "--pyg",
         metavar="FILE",
         help="a Data or HeteroData that torch.save wrote, in place of tables",
+    )
+    graph.add_argument(
+        "--database",
+        metavar="SOURCE",
+        help="a folder as RelBench has them, or a file of DuckDB or SQLite, in place of tables",
+    )
+    graph.add_argument(
+        "--keys", metavar="FILE", help="with --database: YAML with keys and kinds of its tables"
+    )
+    graph.add_argument("--upto", help="with --database: the time of the last row, or all")
+    graph.add_argument("--stats-upto", help="with --database: the same for statistics of columns")
+    graph.add_argument(
+        "--embed", metavar="MODULE:FUNCTION", help="with --database: what embeds its texts"
     )
     graph.add_argument(
         "--drop-dangling", action="store_true", help="leave out edges to unknown nodes"
@@ -310,16 +384,7 @@ def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
     Raises:
         ConfigError: The file is missing or describes something else; the message says what.
     """
-    try:
-        import yaml  # not needed for flags, and an optional package
-
-        content = yaml.safe_load(path.read_text())
-    except ImportError as error:
-        raise ConfigError('YAML needs pyyaml: run pip install "gigl_loader[tables]"') from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    content = _yaml(path)
     if not isinstance(content, dict) or set(content) - set(_OPTIONS) != {"nodes", "edges"}:
         raise ConfigError(
             f"{path} must have the keys nodes and edges, may have {' and '.join(_OPTIONS)}, and no "
@@ -339,6 +404,19 @@ def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
         for node_type, table in nodes.items()
     }
     return by_type, _edges_by_type(path, edges), options
+
+
+def _yaml(path: FilePath) -> Any:
+    try:
+        import yaml  # not needed for flags, and an optional package
+
+        return yaml.safe_load(Path(path).read_text())
+    except ImportError as error:
+        raise ConfigError('YAML needs pyyaml: run pip install "gigl_loader[tables]"') from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
 
 
 def _edges(path: Path, edges: Any) -> list[EdgeTable]:

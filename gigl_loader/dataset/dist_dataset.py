@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset import glt_attributes
+from gigl_loader.dataset.column_stats import col_stats_of, read_database_file
 from gigl_loader.dataset.dataset_properties import DatasetProperties, make_schema, node_ids_of
 from gigl_loader.dataset.format import glt_files
 from gigl_loader.dataset.format.fetched_root import opened_root
@@ -379,6 +380,53 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
                         folder, partition_idx, edge_dir, whole_node_label_file, edges
                     )
                 )
+
+    @classmethod
+    def from_database(
+        cls,
+        source: FilePath | Mapping[str, Any],
+        upto: Any = None,
+        *,
+        root: FilePath | None = None,
+        num_partitions: int = 1,
+        partition_idx: int = 0,
+        mmap: bool = True,
+        **options: Any,
+    ) -> "DistDataset":
+        """Return a database as a graph: tables are node types, foreign keys are edge types.
+
+        The first call writes partitions, see `partition_database`; later ones map their files.
+
+        Args:
+            source: A folder as RelBench has them, a file of DuckDB or SQLite with declared keys, or
+                a dict of Arrow tables or DataFrames with ``keys=``.
+            upto: Rows up to this time, inclusive. None: the ``test_timestamp`` of the source, if it
+                has one; ``"all"``: all rows.
+            root: Where the partitions are kept. None: in the cache of this machine.
+            num_partitions: Their number.
+            partition_idx: The one to return.
+            mmap: As for `load`.
+            options: Further arguments of `partition_database`: ``keys``, ``kinds``, ``embed``,
+                ``dangling``, ``stats_upto``, ``edge_dir``, ``memory``, ``overwrite``...
+
+        Raises:
+            ConfigError: A table, a key, a column or an argument cannot work; the message names it.
+        """
+        check_partitions(num_partitions, partition_idx)
+        # By its public name: what writes partitions is above what reads them.
+        from gigl_loader import partition_database
+
+        given = {"upto": upto, **options}
+        written, _ = partition_database(source, root, num_partitions, **given)
+        return cls.load(written, partition_idx, mmap=mmap)
+
+    @property
+    def col_stats(self) -> dict[str, dict[str, dict[Any, Any]]]:
+        """Statistics of the columns of a database, ``{table: {column: {StatType: value}}}``.
+
+        As PyTorch Frame's encoders take them, and as RelBench's graph has them.
+        """
+        return col_stats_of(read_database_file(None if self._mapped is None else self._mapped.root))
 
     @classmethod
     def _open(

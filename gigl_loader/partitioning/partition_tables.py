@@ -146,10 +146,8 @@ def partition_tables(
     """
     began = time.monotonic()
     # All checks that need no table run before anything is created on disk.
-    _check_installed()
-    limit = parse_size(memory, "memory")
+    limit = check_settings(num_partitions, method, edge_dir, seed, memory)
     graph = read_graph(nodes, edges)
-    _check(num_partitions, method, edge_dir, seed, limit)
     check_communities(communities, num_partitions, method, METHODS)
     check_format(format)
     check_order(order, format)
@@ -324,7 +322,16 @@ def _check_installed() -> None:
             ) from error
 
 
-def _check(num_partitions: Any, method: str, edge_dir: str, seed: Any, limit: int) -> None:
+def check_settings(
+    num_partitions: Any, method: str, edge_dir: str, seed: Any, memory: int | str
+) -> int:
+    """Check what is the same for all tables; return the memory limit in bytes.
+
+    Raises:
+        ConfigError: One of them cannot work, or a package is missing.
+    """
+    _check_installed()
+    limit = parse_size(memory, "memory")
     if isinstance(num_partitions, bool) or not isinstance(num_partitions, int):
         raise WrongTypeError(f"num_partitions must be an int, got {num_partitions!r}")
     if not 1 <= num_partitions <= _MOST_PARTITIONS:
@@ -337,6 +344,7 @@ def _check(num_partitions: Any, method: str, edge_dir: str, seed: Any, limit: in
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     if limit < _MIN_BYTES:
         raise ConfigError(f"memory must be at least {_MIN_BYTES // 10**6} MB, got {limit} bytes")
+    return limit
 
 
 def _check_options(scratch: Any, edge_rows: Any, format: str, time_attr: Any, engine: Any) -> None:
@@ -375,7 +383,7 @@ def _fingerprint_of(table: NodeTable | EdgeTable) -> Any:
     if table.version is not None:
         return "rows that the version names"
     # Rows of other batches are not known before they are read: no two are taken for the same.
-    return _digest(source) if isinstance(source, pa.Table) else uuid.uuid4().hex
+    return digest_of_table(source) if isinstance(source, pa.Table) else uuid.uuid4().hex
 
 
 def _request(settings: dict[str, Any]) -> str:
@@ -392,7 +400,7 @@ def _already_there(folder: Path, place: Target, graph: TableGraph, request: str)
     """Return the report of the same request of the same versions, if ``place`` has its result."""
     if (folder / "job.json").exists():
         return None
-    report = _complete_report(place)
+    report = complete_report(place)
     if report is None or report.request != request or len(report.versions) < len(graph.tables):
         return None
     from gigl_loader.partitioning.tables.row_sources import newest_sources, versions_of
@@ -400,7 +408,7 @@ def _already_there(folder: Path, place: Target, graph: TableGraph, request: str)
     return report if report.versions == versions_of(newest_sources(graph.tables)) else None
 
 
-def _complete_report(place: Target) -> Report | None:
+def complete_report(place: Target) -> Report | None:
     """Return the report of the partitions at ``place``; None: there are none, or not only those."""
     manifest = place.read(ROOT_FILE)  # in object storage, nothing counts without it
     data = None if manifest is None else place.read(REPORT)
@@ -415,7 +423,7 @@ def _complete_report(place: Target) -> Report | None:
     return report if run in (None, report.run) else None
 
 
-def _digest(table: Any) -> str:
+def digest_of_table(table: Any) -> str:
     """Return a digest of an Arrow table, which has no name and date to identify it."""
     import pyarrow as pa
 

@@ -20,6 +20,7 @@ PAGES = (
     "docs/guide/datasets.md",
     "docs/guide/tables.md",
     "docs/guide/table_versions.md",
+    "docs/guide/databases.md",
     "docs/guide/cores.md",
     "docs/guide/logging.md",
     "docs/guide/changing_graphs.md",

@@ -25,7 +25,7 @@ from gigl_loader.dataset.partition.doubts import warn_of
 from gigl_loader.dataset.schema import EdgeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.resumable import ResumableJob
-from gigl_loader.partitioning.stages.id_index import Index, look_up_edges
+from gigl_loader.partitioning.stages.id_index import IN_ORDER, Index, look_up_edges
 from gigl_loader.partitioning.stages.node_ids import Dictionary, fits
 from gigl_loader.partitioning.tables.engine_sql import quoted, quoted_name, rows_of, to_read
 from gigl_loader.partitioning.tables.spec import EdgeTable, columns_of
@@ -459,6 +459,10 @@ def _sort(
 
 def _in_order(job: ResumableJob, files: list[str], extras: Extras) -> Iterator[Any]:
     if not files:
+        return
+    if len(files) == 1 and Path(files[0]).name == IN_ORDER:
+        # As foreign keys are, seen from their own table. Equal ones are in the order of the table.
+        yield from pq.ParquetFile(files[0]).iter_batches(job.sizes.sorted_rows, use_threads=False)
         return
     columns = ["row", "neighbor", *extras.names]
     # Edges equal in all stored values may come in any order: the bytes are the same.

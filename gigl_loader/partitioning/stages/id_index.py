@@ -10,7 +10,7 @@ hashes of 64 bits. If two ids share a check and a run of slots, building the tab
 the engine's join is used instead. An unknown id matches the check of a node once in 10^18.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ _WORDS = 3
 """32-bit words in a slot."""
 _FULL = 0.75
 """Fuller, runs of slots get long: at 0.9 an unknown id meets 50 of them, here 8.5."""
+IN_ORDER = "in_order.parquet"
+"""The file with the edges of a partition, if they came in the order of (row, neighbour)."""
 _PIECE = 2**15
 """Ids per look-up of a thread: their hashes stay in its cache."""
 
@@ -61,6 +63,7 @@ class Index:
 
     def __init__(self, path: Path, num_nodes: int, *, text: bool) -> None:
         self._path, self._text, self.nbytes = path, text, index_bytes(num_nodes)
+        self._num_nodes = num_nodes
         self._slots: Array | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,17 +77,30 @@ class Index:
             Number of ids that occur twice, or are not distinguishable. Above 0, the index is
             unusable.
         """
+        if (rows := self._numbers_of_rows(pairs)) is not None:
+            write_numbers(self._path, rows)
+            return 0
         # Empty slots have no special check, but a number that no node has.
         slots, alike = np.full(self.nbytes // 4, NO_NODE, np.uint32), 0
-        for path in sorted(pairs.glob("*.parquet")):
-            for batch in pq.ParquetFile(path).iter_batches(
-                ResumableJob.sizes.table_rows, use_threads=False
-            ):
-                checks, homes = self._keys(batch.column("id"))
-                numbers = batch.column("node").to_numpy().astype(np.uint32, copy=False)
-                alike += _insert(checks, homes, numbers, slots)
+        for batch in _batches(pairs):
+            checks, homes = self._keys(batch.column("id"))
+            numbers = batch.column("node").to_numpy().astype(np.uint32, copy=False)
+            alike += _insert(checks, homes, numbers, slots)
         write_numbers(self._path, slots)
         return alike
+
+    def _numbers_of_rows(self, pairs: Path) -> Array | None:
+        """Return the number of each row if ids are those of the rows, from 0 on; else None.
+
+        4 bytes per node, in place of 16, and no search: tables of databases often count so.
+        """
+        numbers, row = np.empty(0 if self._text else self._num_nodes, np.uint32), 0
+        for batch in () if self._text else _batches(pairs):
+            end = row + len(batch)
+            if not np.array_equal(batch.column("id").to_numpy(), np.arange(row, end)):
+                return None
+            numbers[row:end], row = batch.column("node").to_numpy(), end
+        return None if self._text else numbers
 
     def _loaded(self) -> Array:
         # Read into memory, not mapped: access is random, and this memory is accounted for.
@@ -102,6 +118,9 @@ class Index:
 
         def piece(start: int) -> None:
             end = min(start + _PIECE, len(ids))
+            if len(slots) == self._num_nodes:  # numbers of rows
+                _find_rows(_integers(ids.slice(start, end - start)), slots, numbers[start:end])
+                return
             _find(*self._keys(ids.slice(start, end - start)), slots, numbers[start:end])
 
         # Compiled code releases the interpreter's lock, so threads help. `list` raises the errors
@@ -123,6 +142,14 @@ class Index:
         else:
             _integer_keys(_integers(ids), checks, homes)
         return checks, homes
+
+
+def _batches(pairs: Path) -> Iterator[Any]:
+    # By number, as the files of the table are: rows are counted over them.
+    for path in sorted(pairs.glob("*.parquet"), key=lambda path: int(path.stem)):
+        yield from pq.ParquetFile(path).iter_batches(
+            ResumableJob.sizes.table_rows, use_threads=False
+        )
 
 
 def _integers(ids: Any) -> Array:
@@ -193,6 +220,14 @@ def _find(checks: Any, homes: Any, slots: Any, numbers: Any) -> Any:
 
 
 @_compiled
+def _find_rows(rows: Any, of_rows: Any, numbers: Any) -> Any:
+    for i in range(rows.shape[0]):
+        # unsigned: a negative id is past the end, too
+        known = rows[i] < np.uint64(of_rows.shape[0])
+        numbers[i] = of_rows[np.int64(rows[i])] if known else _EMPTY
+
+
+@_compiled
 def _insert(checks: Any, homes: Any, numbers: Any, slots: Any) -> Any:
     """Return the number of ids that were already there."""
     count = slots.shape[0] // _WORDS
@@ -254,7 +289,7 @@ def look_up_edges(
     with (
         # The pool ends before the engine does, and the writer before both: it writes its remaining
         # rows when all batches have come.
-        job.engine(beside=held) as engine,
+        job.engine(ordered=True, beside=held) as engine,
         ThreadPoolExecutor(job.threads) as pool,
         PartWriter(draft, len(bounds)) as writer,
     ):
@@ -290,6 +325,8 @@ class PartWriter:
         self._folder, self._nbytes = folder, 0
         self._waiting: list[list[Any]] = [[] for _ in range(count)]
         self._files: dict[int, Any] = {}
+        self._last: dict[int, int] = {}
+        self._mixed: set[int] = set()
         self.counts = np.zeros(count + 1, np.int64)
 
     def __enter__(self) -> "PartWriter":
@@ -304,6 +341,9 @@ class PartWriter:
         finally:
             for file in self._files.values():
                 file.close()
+        for k in self._last.keys() - self._mixed if exception == (None, None, None) else ():
+            folder = self._folder / f"part={k}"
+            (folder / "0.parquet").rename(folder / IN_ORDER)
 
     def add(self, batch: Any, parts: Sequence[int] | Array) -> None:
         """Take rows in; those of the partition after the last are only counted."""
@@ -311,17 +351,31 @@ class PartWriter:
         # batch once for each. Stable: the sort orders edges later, but files are then the same in
         # each run.
         counts = np.bincount(parts, minlength=len(self.counts))
-        ordered = batch.take(pa.array(np.argsort(parts, kind="stable")))
+        if counts.max(initial=0) == len(batch):  # all of one partition: in order as they are
+            ordered = batch
+        else:
+            ordered = batch.take(pa.array(np.argsort(parts, kind="stable")))
         starts = np.cumsum(counts) - counts
         for k, waiting in enumerate(self._waiting):
             if counts[k]:
                 waiting.append(ordered.slice(starts[k], counts[k]))
+                self._note_order(k, waiting[-1])
         self.counts += counts
         # All partitions are written together when there are enough rows, so that row groups are
         # larger than a batch's share of a partition.
         self._nbytes += ordered.nbytes
         if self._nbytes > ResumableJob.sizes.waiting_bytes:
             self._write()
+
+    def _note_order(self, k: int, edges: Any) -> None:
+        """Note whether the edges of a partition come in the order in which they are stored."""
+        if k in self._mixed or edges.schema.names[:2] != ["row", "neighbor"]:
+            return
+        row, neighbor = (edges.column(i).to_numpy().astype(np.uint64) for i in range(2))
+        keys = (row << _HALF) | neighbor
+        if (keys[1:] < keys[:-1]).any() or int(keys[0]) < self._last.get(k, 0):
+            self._mixed.add(k)
+        self._last[k] = int(keys[-1])
 
     def _write(self) -> None:
         for k, waiting in enumerate(self._waiting):

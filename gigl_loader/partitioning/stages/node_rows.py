@@ -18,6 +18,12 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.resumable import ResumableJob
 from gigl_loader.partitioning.stages.degree_order import Buckets, Positions
 from gigl_loader.partitioning.stages.node_ids import Numbering, Placer
+from gigl_loader.partitioning.tables.frame_rows import (
+    FrameNodes,
+    StoredRows,
+    stamp_parts,
+    stored_rows,
+)
 from gigl_loader.partitioning.tables.spec import NodeTable, TableGraph, columns_of, is_npy
 from gigl_loader.partitioning.tables.table_files import (
     Table,
@@ -125,9 +131,11 @@ class NodeRows:
             where = f"node_attributes/{node_type}/time"
             self._types[where] = time_type(table, spec.time), 1
             self._columns[where] = [spec.time]
+        self._frame: dict[str, StoredRows] = {}
         for where, columns in self._columns.items():  # one number per node, as in PyG
             if len(columns) == 1 and not is_list(table.type_of(columns[0])):
                 self._flat |= set() if where.startswith("node_features") else {where}
+        self._add_frame(spec)
         if spec.split is not None:
             table.type_of(spec.split)  # raises if there is no such column
 
@@ -140,6 +148,14 @@ class NodeRows:
             for name, (_, width) in self._types.items()
             if name.startswith(where)
         }
+
+    def _add_frame(self, spec: NodeTable) -> None:
+        """Add the rows of mixed types, as attributes."""
+        for group in spec.frame if isinstance(spec, FrameNodes) else ():
+            for stored in stored_rows(group):
+                where = f"node_attributes/{self._node_type}/{stored.name}"
+                self._types[where] = np.dtype(stored.dtype), stored.width
+                self._columns[where], self._frame[where] = stored.columns, stored
 
     def _add_features(self, spec: NodeTable) -> None:
         where = f"node_features/{self._node_type}"
@@ -306,6 +322,8 @@ class NodeRows:
         else:
             hint = " (give nodes without a label -1)" if kind == self._labels else ""
             values = matrix_in(self._table, file, columns, row, batch, width, hint=hint)
+        if kind in self._frame and self._frame[kind].are_times:
+            values = np.concatenate([stamp_parts(column) for column in values.T], axis=1)
         return in_type(self._table, file, columns, row, values, dtype)
 
     # --- splits -----------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ from gigl_loader.partitioning.stages.owners import (
     place_by_metis,
     write_owners_without_edges,
 )
+from gigl_loader.partitioning.tables.frame_rows import FrameNodes
 from gigl_loader.partitioning.tables.row_sources import (
     Sources,
     newest_sources,
@@ -204,10 +205,16 @@ class Run:
             )
         dangling = {edge_type_str(t): m.dangling for t, m in mapped.items()}
         self._check_unchanged()  # Everything is read: later changes do not matter.
+        for name, text in self._graph.files.items():
+            (out / name).write_text(text, encoding="utf-8")
+            self._shared.note_file(name)
         stage(8 if has_times else 7, what="compute checksums")
         run = job.step("seal", lambda: self._seal(counts))
         seconds = time.monotonic() - began
-        report = Report(run, self._describe(), dangling, seconds, self._versions, self._request)
+        versions, request = self._versions, self._graph.database or self._request
+        if self._graph.database:
+            versions = {"database": {"digest": request}}
+        report = Report(run, self._describe(), dangling, seconds, versions, request)
         report.write(out)
         return report
 
@@ -424,6 +431,7 @@ class Run:
             edge_bounds=edge_ends,
             original_ids=list(self._graph.nodes),
             num_classes=self._classes,
+            frames={t: n.frame for t, n in self._graph.nodes.items() if isinstance(n, FrameNodes)},
             method=self._method,
             seed=self._seed,
             **({"versions": self._versions} if self._versions else {}),

@@ -149,6 +149,10 @@ class TableGraph:
     nodes: dict[NodeType, NodeTable]
     edges: dict[EdgeType, EdgeTable]
     """By edge type; supervision has the type of its label edges."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Texts of further files of the directory, by name."""
+    database: str = ""
+    """A digest of the database that they are made of, and of what was asked for."""
 
     @property
     def tables(self) -> "dict[str, NodeTable | EdgeTable]":
@@ -178,6 +182,8 @@ def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
     Raises:
         ConfigError: A type is missing, named twice or not usable as a file name.
     """
+    if isinstance(nodes, TableGraph):  # of a database
+        return nodes
     # A dict of one type is heterogeneous, too: batches are `HeteroData`, as requested.
     heterogeneous = isinstance(nodes, Mapping)
     by_node = dict(nodes) if isinstance(nodes, Mapping) else {DEFAULT_HOMOGENEOUS_NODE_TYPE: nodes}

@@ -1,0 +1,180 @@
+"""`partition_database`: a database to partitions that `DistDataset.load` opens."""
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from gigl_loader.dataset.format.directory import Target
+from gigl_loader.dataset.schema import EdgeDir, FilePath
+from gigl_loader.errors import ConfigError, explained_limits
+from gigl_loader.partitioning.partition_tables import (
+    check_settings,
+    complete_report,
+    partition_tables,
+)
+from gigl_loader.partitioning.tables.spec import Method, Report
+from gigl_loader.runtime.keyword_names import with_known_names
+from gigl_loader.runtime.object_storage.folder_cache import Cache
+
+_log = logging.getLogger(__name__)
+
+
+@with_known_names
+def partition_database(
+    source: FilePath | Mapping[str, Any],
+    root: FilePath | None = None,
+    num_partitions: int = 1,
+    *,
+    upto: Any = None,
+    keys: Mapping[str, Mapping[str, Any]] | None = None,
+    kinds: Mapping[str, Mapping[str, Any]] | None = None,
+    embed: Callable[[list[str]], Any] | None = None,
+    dangling: Literal["error", "drop"] = "error",
+    stats_upto: Any = None,
+    method: Method = "contiguous",
+    edge_dir: EdgeDir = "in",
+    seed: int = 0,
+    memory: int | str = "2GB",
+    threads: int | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> tuple[FilePath, Report]:
+    """Write a database as partitions: tables are node types, foreign keys are edge types.
+
+    A foreign key ``k`` of table ``s`` to ``p`` gives the edges ``(s, "f2p_k", p)`` and ``(p,
+    "rev_f2p_k", s)``; one that is null gives none. Columns that are no keys are the rows of nodes,
+    and the time column is ``time`` as well: seconds since 1970, rounded down. A killed run
+    continues when it is called again, and what is there already is not written again; processes of
+    one machine that ask for the same wait for the first.
+
+    Args:
+        source: A folder as RelBench has them, a file of DuckDB or SQLite, or a dict of DataFrames,
+            Arrow tables, or paths of Parquet and CSV files.
+        root: As for `partition_tables`. None: a folder of this machine's cache, named by a digest
+            of the source (of files: their sizes and times) and of these arguments.
+        num_partitions: As for `partition_tables`.
+        upto: Rows up to this time are read, inclusive: a date, a text such as ``"2020-01-31"``, or
+            seconds since 1970. None: the ``test_timestamp`` of a folder that names one, as in
+            RelBench; ``"all"``: all rows.
+        keys: ``{table: {"pkey": column, "time_col": column, "fkeys": {column: table}}}``, of tables
+            that do not declare theirs.
+        kinds: ``{table: {column: kind}}`` of columns that the rules get wrong: a text, a
+            ``torch_frame.stype``, or None to leave the column out.
+        embed: A function from a list of texts to an array ``[n, d]``, called once for each distinct
+            text. None: texts are left out. It is known by its name: another one of that name needs
+            ``overwrite=True``.
+        dangling: ``"error"``, or ``"drop"`` to leave out edges of foreign keys that are in no row.
+        stats_upto: Statistics and categories come from rows before this time. None: the
+            ``val_timestamp`` of a folder that names one; ``"all"``: from all rows.
+        method: As for `partition_tables`, as are the following.
+        edge_dir: See there.
+        seed: See there.
+        memory: See there.
+        threads: See there.
+        overwrite: See there.
+        progress: See there.
+
+    Returns:
+        (``root``, or the folder of the cache; sizes and the edge cut).
+
+    Raises:
+        ConfigError: A table, a key, a column or an argument cannot work; the message names it.
+        ResourceError: The disk is full; finished work is kept.
+        UsageError: Memory or disk are too small for the engine; finished work is kept.
+    """
+    limit = check_settings(num_partitions, method, edge_dir, seed, memory)
+    # They need DuckDB, as has just been checked.
+    from gigl_loader.partitioning.databases import database_tables
+    from gigl_loader.partitioning.databases import source as databases
+    from gigl_loader.partitioning.resumable import ResumableJob, digest_of_settings
+
+    if dangling not in ("error", "drop"):
+        raise ConfigError(f'dangling must be "error" or "drop", got {dangling!r}')
+    times = {
+        name: value if value in (None, "all") else databases.seconds_of(value, name)
+        for name, value in (("upto", upto), ("stats_upto", stats_upto))
+    }
+    chosen = _checked_kinds(kinds)
+    request = {
+        "source": database_tables.digest_of_source(source),
+        "keys": keys,
+        "kinds": chosen,
+        "embed": None if embed is None else getattr(embed, "__qualname__", str(type(embed))),
+        **times,
+        "rest": [num_partitions, dangling, method, edge_dir, seed],
+    }
+    digest = digest_of_settings(request)
+    place = Target(root or Cache().folder / "databases" / digest[:32], overwrite=overwrite)
+    folder = place.path.with_name(f".{place.path.name}.database")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with explained_limits(f"reading the database (temporary files in {folder})"), _alone(folder):
+        report = complete_report(place)
+        if report and report.versions.get("database") == {"digest": digest} and not overwrite:
+            return root or place.path, report
+        if not folder.exists():
+            place.check()
+        elif overwrite and ResumableJob.is_of_others(folder, request):
+            shutil.rmtree(folder)
+        database = databases.open_database(source, keys)
+        database_tables.check_kinds(database, chosen)
+        known = {"upto": database.test_timestamp, "stats_upto": database.val_timestamp}
+        given = {n: known[n] if t is None else None if t == "all" else t for n, t in times.items()}
+        job = ResumableJob(
+            folder, request, memory=limit, threads=threads or os.cpu_count() or 1, progress=progress
+        )
+        try:
+            cut = database.upto(given["upto"])
+            drop = dangling == "drop"
+            given_tables = (job, cut, chosen, given["stats_upto"], embed, digest)
+            graph = database_tables.tables_of(*given_tables, drop=drop)
+        except ConfigError:  # finished work is useless with other tables or arguments
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            job.close()
+        has_times = any(keys.time_col for keys in database.tables.values())
+        report = partition_tables(
+            cast("Any", graph),
+            {},
+            num_partitions,
+            root or place.path,
+            method=method,
+            edge_dir=edge_dir,
+            seed=seed,
+            memory=memory,
+            threads=threads,
+            overwrite=overwrite,
+            progress=progress,
+            drop_dangling=True,  # they are checked
+            time_attr="time" if has_times and num_partitions > 1 else None,
+        )
+        shutil.rmtree(folder)
+    return root or place.path, report
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Be the only process of this machine that writes; the lock ends with the process."""
+    lock = folder.with_name(f"{folder.name}.lock")
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("waiting for the process that reads the same database (%s)", lock)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _checked_kinds(kinds: Any) -> dict[str, dict[str, str | None]]:
+    for table, of_table in (kinds or {}).items():
+        if not isinstance(of_table, Mapping):
+            raise ConfigError(f"kinds of table {table!r} must be a dict by column: {of_table!r}")
+    return {
+        table: {c: None if k is None else str(getattr(k, "value", k)) for c, k in of_table.items()}
+        for table, of_table in (kinds or {}).items()
+    }
