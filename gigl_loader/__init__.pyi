@@ -68,6 +68,8 @@ from gigl_loader.loader.node_loader import DistNeighborLoader as DistNeighborLoa
 from gigl_loader.loader.node_loader import DistSubGraphLoader as DistSubGraphLoader
 from gigl_loader.loader.profile import profile_workers as profile_workers
 from gigl_loader.loader.profile import replay as replay
+from gigl_loader.loader.seeds.split import Split as Split
+from gigl_loader.loader.seeds.tasks import Task as Task
 from gigl_loader.partitioning.databases.partition_database import (
     partition_database as partition_database,
 )

@@ -113,7 +113,6 @@ FACES = {
         "partition.checks": "check_edge_dir check_edge_type check_partitions",
         "partition.doubts": "IGNORED_LABEL check_enough_nodes empty_partitions low_labels "
         "not_numbers warn_of",
-        # rows of mixed types, as attributes
         "partition.frames": "FRAME FrameColumns FrameGroup Frames attributes_of check_installed "
         "frame_attribute is_frame is_of_frame to_frame",
         "partition.partition_output": "FeaturePartitionData GraphPartitionData PartitionOutput "
@@ -129,6 +128,10 @@ FACES = {
         "reverse_edge_type row_type",
     },
     "partitioning": {
+        # for tasks
+        "databases.source": "Database MANIFEST family_of named one_row open_database read_yaml "
+        "seconds_of seconds_sql upto_sql",
+        "tables.engine_sql": "quoted quoted_name",
         # for commands
         "databases.partition_database": "partition_database",
         "other_libraries.foreign_graphs": "OF_EDGES OF_NODES count_foreign read_dgl read_pyg",
@@ -155,9 +158,9 @@ FACES = {
         "message": "AT_ONCE_EPOCH AT_ONCE_STREAM Attempt Axis BATCH BatchCounts BatchTicket EDGE "
         "EDGES_PER_HOP EDGE_FEATURES EDGE_INDEX EDGE_INPUT_ID EDGE_LABEL EDGE_ROWS EDGE_TARGETS "
         "Field HOP INPUT_ID META NODE NODES_PER_HOP NODE_FEATURES NODE_ROWS ROWS ROWS_OF Received "
-        "SEED_GROUP SEED_TIME SampleMessage SeedEdges TOKENS TREE declared heterogeneous_field "
-        "is_heterogeneous key keys_of_type label_column label_keys scales_key spec_of "
-        "stays_on_host",
+        "SEED_GROUP SEED_START SEED_TIME SEED_WINDOW SampleMessage SeedEdges TOKENS TREE "
+        "declared heterogeneous_field is_heterogeneous key keys_of_type label_column label_keys "
+        "scales_key spec_of stays_on_host",
         "padding": "LEAST_DEAD PAD_ATTRIBUTES PadShape padded",
         "slots": "SlotWriter Written layout_of write_fields",
         "splitting": "SeedLayout split_to_fit",
@@ -216,8 +219,8 @@ FACES = {
         "in_process.in_process_source": "InProcessSource",
         "other_producer": "ProducerSource SamplesForLoader is_producer raise_sampling_error",
         "remote_interface": "ABLPInputNodes FETCHED_AS RemoteDataset server_worker_options",
-        "sampled_input": "OWN_KINDS check_columns check_draw check_seed_times chosen_sampler "
-        "num_batches seed_or_drawn",
+        "sampled_input": "OWN_KINDS check_adaptive check_columns check_draw check_seed_times "
+        "chosen_sampler num_batches seed_or_drawn",
         "sampling_checks": "check_sampling check_seeds check_workers checked_fanout positive",
         "seed_checks": "SHARDS SeedSummary check_each_once check_same_seeds",
         "staggered_start": "LeaderTurns WorkerTurns",
@@ -225,7 +228,6 @@ FACES = {
         "workers.producer": "DistSamplingProducer",
         "workers.rendezvous": "Rendezvous",
         "workers.schedule": "BatchStream",
-        "workers.supervisor": "KERNELS",
     },
     "graph_store": {
         # public names

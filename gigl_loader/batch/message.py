@@ -92,6 +92,9 @@ place among the nodes of its type; ``hop`` int8; ``score`` float32 (with PPR); `
 ``[num_tokens, walk_length]`` float32, ``degree`` int32. ``pair``: ``[num_pairs, 4]`` int32."""
 SEED_TIME = "#SEED_TIME"
 """Column and field: ``[batch_size]`` int64 or float64, the time of each seed."""
+SEED_START, SEED_WINDOW = "#SEED_START", "#SEED_WINDOW"
+"""Columns: ``[num_seeds]`` int64 or float64, the earliest time of a seed's neighbours, or their
+greatest age. A loader has at most one of them."""
 SEED_GROUP = "#SEED_GROUP"
 """Column of seeds that are shuffled in groups: ``[num_seeds]`` int64, each one's, from 0 on."""
 NODES_PER_HOP = "num_sampled_nodes"

@@ -303,12 +303,13 @@ def self_test(seconds: float = 10.0, num_workers: int = 2) -> Iterator[Finding]:
 
 def _kernels() -> Finding:
     """Compile all kernels that this machine does not have, such as while an image is built."""
-    from gigl_loader.sources.workers.supervisor import KERNELS
+    from gigl_loader.sampler.kernels.kernel_loaders import LOADERS
+    from gigl_loader.sampler.row_cache.cache import RowCache
 
-    began = time.perf_counter()
-    for load in KERNELS.values():
+    began, kinds = time.perf_counter(), (*LOADERS.values(), RowCache.load_kernels)
+    for load in kinds:
         load()
-    return Finding("kernels", f"{len(KERNELS)} kinds loaded in {time.perf_counter() - began:.1f} s")
+    return Finding("kernels", f"{len(kinds)} kinds loaded in {time.perf_counter() - began:.1f} s")
 
 
 @contextmanager

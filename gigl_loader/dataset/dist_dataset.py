@@ -420,13 +420,37 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         written, _ = partition_database(source, root, num_partitions, **given)
         return cls.load(written, partition_idx, mmap=mmap)
 
+    def task(self, task: object) -> Any:
+        """Return a task of the database: ``dataset.task("user-churn").split("train")``.
+
+        Args:
+            task: The name of one in the source's folder, a directory with the ``manifest.yaml`` of
+                a task, or a `Task` of your own.
+
+        Returns:
+            A `Task`, whose splits have the ids of this dataset.
+
+        Raises:
+            ConfigError: There is no such task, or its manifest or its database cannot be read.
+            UsageError: The dataset is not made of a database.
+        """
+        # By its public name: seeds of loaders are above datasets.
+        from gigl_loader import Task
+
+        return Task.of(self, task, self.database)
+
+    @property
+    def database(self) -> dict[str, Any]:
+        """What ``database.json`` says of the database that this is made of."""
+        return read_database_file(None if self._mapped is None else self._mapped.root)
+
     @property
     def col_stats(self) -> dict[str, dict[str, dict[Any, Any]]]:
         """Statistics of the columns of a database, ``{table: {column: {StatType: value}}}``.
 
         As PyTorch Frame's encoders take them, and as RelBench's graph has them.
         """
-        return col_stats_of(read_database_file(None if self._mapped is None else self._mapped.root))
+        return col_stats_of(self.database)
 
     @classmethod
     def _open(

@@ -29,13 +29,7 @@ from gigl_loader.loader.seeds.ablp_input import (
     sampler_of_labels,
     supervision_types,
 )
-from gigl_loader.loader.seeds.seed_input import (
-    NodeInput,
-    TimeInput,
-    add_times,
-    add_times_by_server,
-    check_time_given,
-)
+from gigl_loader.loader.seeds.seed_input import NodeInput, TimeInput
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.runtime.user_functions import check_overrides
 from gigl_loader.sampler.anchors import ANCHOR_KIND
@@ -125,12 +119,19 @@ class DistABLPLoader(LoaderInSteps):
         input_time: The time of each anchor and its labels; see `DistNeighborLoader`.
         temporal_strategy (Literal['uniform', 'last']): ``"last"``: the latest neighbours instead of
             any.
-        time_window (float | None): Greatest age of a neighbour at the time of its seed, in units of
-            the attribute; None: any age.
+        time_window: Greatest age of a neighbour at the time of its seed, in units of the attribute:
+            one number for all seeds, or one for each as in ``input_time``. None: any age.
+        input_start_time: The earliest time of a neighbour, itself included, for each seed as in
+            ``input_time``; in place of ``time_window``.
+        input_end_time: cuGraph's name for the times of seeds: the latest time of a neighbour,
+            itself included.
         with_hop (bool): Whether each node has its ``hop``, ``[num_nodes]`` int64: the hop in which
             it was found first, 0 for seeds. Dead nodes of ``pad=`` have 0.
         tokens (TokenOptions | None): Give each seed a sequence of nodes, ``batch.tokens``, as graph
             transformers read it; see the page "Sequences for transformers". None: there is none.
+        adaptive_fanout (bool): Whether the places that a hop leaves free in a seed's tree, for lack
+            of neighbours, go to its next hop, evenly over the nodes expanded there, and what is
+            still free to the hop after. Needs a tree for each seed, and fan-outs >= 0.
 
     Ranks:
         shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:
@@ -254,7 +255,7 @@ class DistABLPLoader(LoaderInSteps):
             non_blocking_transfers=non_blocking_transfers,
             **keywords,
         )
-        check_time_given(input_time, options.expansion)
+        limits = options.seed_limits(input_time)
         if exclude_supervision and options.expansion.in_trees:
             raise ConfigError(
                 "exclude_supervision looks for copies among merged nodes: it cannot be combined "
@@ -278,7 +279,7 @@ class DistABLPLoader(LoaderInSteps):
                 exclude_supervision,
                 max_labels=data.max_labels_per_anchor_node,
             )
-            return add_times(anchors, input_time), sampler
+            return limits.added_to(anchors), sampler
 
         def store(nodes: Any, dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
             if supervision_edge_type is not None:
@@ -291,7 +292,7 @@ class DistABLPLoader(LoaderInSteps):
             sampler = ablp_sampler_kind(
                 dataset.fetch_schema(), self._supervision, exclude_supervision, labels_in_input=True
             )
-            return add_times_by_server(inputs, input_time), sampler
+            return limits.added_to(inputs), sampler
 
         start_loader(self, dataset, options, input_nodes, local=local, store=store)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader.batch.collate import TRIPLET_ATTRIBUTES, Batch, add_edge_labels
-from gigl_loader.batch.message import SampleMessage, is_heterogeneous
+from gigl_loader.batch.message import SEED_TIME, SampleMessage, is_heterogeneous
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
@@ -24,16 +24,12 @@ from gigl_loader.loader.options.signatures import with_keywords
 from gigl_loader.loader.seeds.edge_input import (
     TIMES,
     SeedEdges,
+    by_server_as_edges,
     edges_by_server,
     edges_of_this_machine,
-    times_by_server,
 )
-from gigl_loader.loader.seeds.seed_input import (
-    TimeInput,
-    add_times,
-    add_times_by_server,
-    check_time_given,
-)
+from gigl_loader.loader.seeds.seed_input import TimeInput
+from gigl_loader.loader.seeds.split import Split, SplitInput
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.options import SamplerOptions, Shuffle
@@ -130,12 +126,19 @@ class DistLinkNeighborLoader(LoaderInSteps):
             edges are): needed with ``time_attr``. Negatives are not later either.
         temporal_strategy (Literal['uniform', 'last']): ``"last"``: the latest neighbours instead of
             any.
-        time_window (float | None): Greatest age of a neighbour at the time of its seed, in units of
-            the attribute; None: any age.
+        time_window: Greatest age of a neighbour at the time of its seed, in units of the attribute:
+            one number for all seeds, or one for each as in ``input_time``. None: any age.
+        input_start_time: The earliest time of a neighbour, itself included, for each seed as in
+            ``input_time``; in place of ``time_window``.
+        input_end_time: cuGraph's name for the times of seeds: the latest time of a neighbour,
+            itself included.
         with_hop (bool): Whether each node has its ``hop``, ``[num_nodes]`` int64: the hop in which
             it was found first, 0 for seeds. Dead nodes of ``pad=`` have 0.
         tokens (TokenOptions | None): Give each seed a sequence of nodes, ``batch.tokens``, as graph
             transformers read it; see the page "Sequences for transformers". None: there is none.
+        adaptive_fanout (bool): Whether the places that a hop leaves free in a seed's tree, for lack
+            of neighbours, go to its next hop, evenly over the nodes expanded there, and what is
+            still free to the hop after. Needs a tree for each seed, and fan-outs >= 0.
 
     Ranks:
         shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:
@@ -211,7 +214,7 @@ class DistLinkNeighborLoader(LoaderInSteps):
         self,
         dataset: Dataset | RemoteDataset,
         num_neighbors: NumNeighbors,
-        edge_label_index: EdgeInput | None = None,
+        edge_label_index: EdgeInput | Split | None = None,
         edge_label: Tensor | Mapping[int, Tensor] | None = None,
         neg_sampling: NegativeSampling | Literal["binary", "triplet"] | None = None,
         neg_sampling_ratio: float | None = None,
@@ -236,8 +239,17 @@ class DistLinkNeighborLoader(LoaderInSteps):
         edge_label_time: TimeInput | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
+        given = SplitInput.of(
+            edge_label_index,
+            dataset,
+            num_neighbors,
+            sampler_options,
+            keywords,
+            edge_label_time,
+            links=True,
+        )
         options = LoaderOptions.of(
-            num_neighbors=num_neighbors,
+            num_neighbors=given.num_neighbors,
             num_workers=num_workers,
             batch_size=batch_size,
             context=context,
@@ -256,9 +268,9 @@ class DistLinkNeighborLoader(LoaderInSteps):
             non_blocking_transfers=non_blocking_transfers,
             **keywords,
         )
-        check_time_given(edge_label_time, options.expansion, TIMES)
+        limits = options.seed_limits(given.time, TIMES, given.row)
         # PyG's words: an edge has no time of its own that its ends could be compared with.
-        if edge_label_time is None and options.expansion.time_attr is not None:
+        if SEED_TIME not in limits.given and options.expansion.time_attr is not None:
             raise ConfigError(
                 "'edge_label_time' is not set: time_attr needs the time of each seed edge"
             )
@@ -271,7 +283,7 @@ class DistLinkNeighborLoader(LoaderInSteps):
             seeds = shifted([edges], self._negatives)[0].sampler_input()
             is_new = edges.edge_type not in data.view().adjacency
             sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict, is_new=is_new)
-            return add_times(seeds, edge_label_time, TIMES), sampler
+            return limits.added_to(seeds), sampler
 
         def store(edges_given: Any, dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
             num_nodes, schema = dataset.fetch_num_nodes(), dataset.fetch_schema()
@@ -281,10 +293,9 @@ class DistLinkNeighborLoader(LoaderInSteps):
             is_new = schema.edge_types is not None and edge_type not in schema.edge_types
             sampler = self._sampler(edge_type, num_nodes, strict, is_new=is_new)
             inputs = [edges.sampler_input() for edges in shifted(by_server, self._negatives)]
-            times = times_by_server(inputs, edge_label_time)
-            return add_times_by_server(inputs, times, TIMES), sampler
+            return by_server_as_edges(limits, inputs).added_to(inputs), sampler
 
-        start_loader(self, dataset, options, edge_label_index, local=local, store=store)
+        start_loader(self, dataset, options, given.seeds, local=local, store=store)
 
     def _sampler(
         self, edge_type: EdgeType, num_nodes: Mapping[NodeType, int], strict: bool, *, is_new: bool

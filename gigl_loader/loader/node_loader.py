@@ -18,14 +18,12 @@ from gigl_loader.loader.options.signatures import with_keywords
 from gigl_loader.loader.seeds.seed_input import (
     NodeInput,
     TimeInput,
-    add_times,
-    add_times_by_server,
     check_servers,
-    check_time_given,
     read_seeds,
     typed_by_server,
     typed_seeds,
 )
+from gigl_loader.loader.seeds.split import Split, SplitInput
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 from gigl_loader.sampler.options import SamplerOptions, Shuffle
@@ -101,12 +99,19 @@ class DistNeighborLoader(LoaderInSteps):
             None: the seeds' own ``time_attr``.
         temporal_strategy (Literal['uniform', 'last']): ``"last"``: the latest neighbours instead of
             any.
-        time_window (float | None): Greatest age of a neighbour at the time of its seed, in units of
-            the attribute; None: any age.
+        time_window: Greatest age of a neighbour at the time of its seed, in units of the attribute:
+            one number for all seeds, or one for each as in ``input_time``. None: any age.
+        input_start_time: The earliest time of a neighbour, itself included, for each seed as in
+            ``input_time``; in place of ``time_window``.
+        input_end_time: cuGraph's name for the times of seeds: the latest time of a neighbour,
+            itself included.
         with_hop (bool): Whether each node has its ``hop``, ``[num_nodes]`` int64: the hop in which
             it was found first, 0 for seeds. Dead nodes of ``pad=`` have 0.
         tokens (TokenOptions | None): Give each seed a sequence of nodes, ``batch.tokens``, as graph
             transformers read it; see the page "Sequences for transformers". None: there is none.
+        adaptive_fanout (bool): Whether the places that a hop leaves free in a seed's tree, for lack
+            of neighbours, go to its next hop, evenly over the nodes expanded there, and what is
+            still free to the hop after. Needs a tree for each seed, and fan-outs >= 0.
 
     Ranks:
         shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:
@@ -185,7 +190,7 @@ class DistNeighborLoader(LoaderInSteps):
         self,
         dataset: Dataset | RemoteDataset,
         num_neighbors: NumNeighbors,
-        input_nodes: NodeInput | None = None,
+        input_nodes: NodeInput | Split | None = None,
         num_workers: int = 1,
         batch_size: int = 1,
         context: DistributedContext | None = None,
@@ -206,8 +211,11 @@ class DistNeighborLoader(LoaderInSteps):
         input_time: TimeInput | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
+        given = SplitInput.of(
+            input_nodes, dataset, num_neighbors, sampler_options, keywords, input_time
+        )
         options = LoaderOptions.of(
-            num_neighbors=num_neighbors,
+            num_neighbors=given.num_neighbors,
             num_workers=num_workers,
             batch_size=batch_size,
             context=context,
@@ -226,18 +234,15 @@ class DistNeighborLoader(LoaderInSteps):
             non_blocking_transfers=non_blocking_transfers,
             **keywords,
         )
-        check_time_given(input_time, options.expansion)
+        limits = options.seed_limits(given.time, row=given.row)
         sampler = self._sampler
         start_loader(
             self,
             dataset,
             options,
-            input_nodes,
-            local=lambda nodes, data: (add_times(local_input(data, nodes), input_time), sampler),
-            store=lambda nodes, store: (
-                add_times_by_server(remote_input(store, nodes), input_time),
-                sampler,
-            ),
+            given.seeds,
+            local=lambda nodes, data: (limits.added_to(local_input(data, nodes)), sampler),
+            store=lambda nodes, store: (limits.added_to(remote_input(store, nodes)), sampler),
         )
 
     def _sampler_of(self, sampler_input: Any) -> SamplerKind:
@@ -385,12 +390,19 @@ class DistSubGraphLoader(DistNeighborLoader):
             None: the seeds' own ``time_attr``.
         temporal_strategy (Literal['uniform', 'last']): ``"last"``: the latest neighbours instead of
             any.
-        time_window (float | None): Greatest age of a neighbour at the time of its seed, in units of
-            the attribute; None: any age.
+        time_window: Greatest age of a neighbour at the time of its seed, in units of the attribute:
+            one number for all seeds, or one for each as in ``input_time``. None: any age.
+        input_start_time: The earliest time of a neighbour, itself included, for each seed as in
+            ``input_time``; in place of ``time_window``.
+        input_end_time: cuGraph's name for the times of seeds: the latest time of a neighbour,
+            itself included.
         with_hop (bool): Whether each node has its ``hop``, ``[num_nodes]`` int64: the hop in which
             it was found first, 0 for seeds. Dead nodes of ``pad=`` have 0.
         tokens (TokenOptions | None): Give each seed a sequence of nodes, ``batch.tokens``, as graph
             transformers read it; see the page "Sequences for transformers". None: there is none.
+        adaptive_fanout (bool): Whether the places that a hop leaves free in a seed's tree, for lack
+            of neighbours, go to its next hop, evenly over the nodes expanded there, and what is
+            still free to the hop after. Needs a tree for each seed, and fan-outs >= 0.
 
     Ranks:
         shard (Literal['machine', 'world', 'none']): How seeds are split over ranks. ``"machine"``:
@@ -467,7 +479,7 @@ class DistSubGraphLoader(DistNeighborLoader):
     def __init__(
         self,
         dataset: Dataset | RemoteDataset,
-        input_nodes: NodeInput | None = None,
+        input_nodes: NodeInput | Split | None = None,
         num_neighbors: NumNeighbors | None = None,
         *,
         input_time: TimeInput | None = None,

@@ -98,8 +98,10 @@ class Expansion:
         frontier = {name: (0, count) for name, count in counts.items()}
         # Once per batch: no tree is added after the roots, and a tree has one time.
         limits = self._times.limits(self._nodes)
+        adaptive = self._plan.expansion.adaptive_fanout
+        free = np.zeros(self._nodes.seeds.size, np.int64) if adaptive else None
         for hop in range(self._plan.num_hops):
-            self._expand(ticket, hop, frontier, sampled, limits, keep_edges)
+            self._expand(ticket, hop, frontier, sampled, limits, keep_edges, free)
             for name in self._nodes.types:
                 # After all edge types of the hop: a node found by one of them is expanded in the
                 # next hop, not by a later edge type of this one.
@@ -122,11 +124,21 @@ class Expansion:
         sampled: Sampled,
         limits: Limits | None,
         keep_edges: EdgeFilter | None,
+        free: Array | None,
     ) -> None:
+        """Expand the nodes of the last hop.
+
+        ``free`` has the places of each tree that earlier hops left free, and gets those that this
+        hop leaves; None: places are not moved.
+        """
         pending = []
+        fanouts = {} if free is None else self._adapted(hop, frontier, free)
         for edge_type in self._plan.fanouts:
             expanded = self._ends[edge_type][0]
             start, stop = frontier[expanded]
+            if start == stop or not self._plan.fanouts[edge_type][hop]:
+                sampled.edges[edge_type].per_hop.append(0)
+                continue  # nothing to draw: most types are not reached in each hop
             nodes = self._nodes.ids(expanded, start, stop)
             nodes = nodes if self._nodes.disjoint else nodes.copy()  # the view's memory may move
             draw = self._plan.draw_of(ticket, hop, edge_type, self._reader.view)
@@ -137,10 +149,46 @@ class Expansion:
                 of_trees = limits.of(trees) if limits and draw.timed else TreesAndTimes(trees)
                 if (places := self._nodes.places) is not None:
                     of_trees = replace(of_trees, tree=places[trees])
-            pending.append((edge_type, start, self._reader.draw(draw, nodes, of_trees)))
-        for edge_type, start, drawn in pending:  # all are requested before the first wait
+                of_trees = replace(of_trees, fanout=fanouts.get(edge_type))
+            pending.append((edge_type, start, stop, self._reader.draw(draw, nodes, of_trees)))
+        for edge_type, start, stop, answer in pending:  # all are requested before the first wait
+            drawn = answer()
+            if free is not None and edge_type in fanouts:
+                trees = self._nodes.trees(self._ends[edge_type][0], start, stop)
+                np.add.at(free, trees, fanouts[edge_type] - drawn.counts)
             # In the order of the plan, not of arrival: this order decides the labels.
-            self._collect(edge_type, start, drawn(), sampled.edges[edge_type], keep_edges)
+            self._collect(edge_type, start, drawn, sampled.edges[edge_type], keep_edges)
+
+    def _adapted(
+        self, hop: int, frontier: dict[NodeType, tuple[int, int]], free: Array
+    ) -> dict[EdgeType, Array]:
+        """Return by edge type the fan-out of each expanded node, free places shared out evenly.
+
+        They are taken from ``free`` of the node's tree. What does not divide goes to the first
+        nodes, in the order of edge types and labels.
+        """
+        fanouts = {name: hops[hop] for name, hops in self._plan.fanouts.items() if hops[hop]}
+        trees = {
+            name: self._nodes.trees(self._ends[name][0], *frontier[self._ends[name][0]])
+            for name in fanouts
+        }
+        if not trees:
+            return {}
+        of = np.concatenate([*trees.values()])
+        counts = np.bincount(of, minlength=free.size)
+        rank = np.empty(of.size, np.int64)  # of a node among all that its tree expands
+        order = np.argsort(of, kind="stable")
+        rank[order] = np.arange(of.size) - (counts.cumsum() - counts)[of[order]]
+        share, rest = np.divmod(free, np.maximum(counts, 1))
+        more = share[of] + (rank < rest[of])
+        free[counts > 0] = 0
+        ends = np.cumsum([one.size for one in trees.values()])[:-1]
+        parts = np.split(more, ends)
+        most = (1 << 31) - 1  # a wider one is refused by other partitions
+        return {
+            name: np.minimum(parts[i] + fanout, most)
+            for i, (name, fanout) in enumerate(fanouts.items())
+        }
 
     def _collect(
         self,

@@ -136,7 +136,8 @@ class NeighborSampler:
 
     def place(self, request: SampleRequest) -> RootFields:
         """Put the roots of a batch into `nodes`, which forgets the previous batch."""
-        self.nodes.reset(self.times.of(request))
+        times = self.times.of(request)
+        self.nodes.reset(times, self.times.starts(request, times))
         placed = self._roots.place(request, self.nodes)
         if self.tokens is not None and self._in_trees:
             # By the positions of seeds in the input, not in the batch: whatever else is in it,

@@ -187,14 +187,17 @@ class BatchNodes:
         self._tree_of_seed = np.empty(0, np.int64)
         self.seed_times: Array | None = None
         """``[batch_size]``, the time of each seed; None without times."""
+        self.seed_starts: Array | None = None
+        """``[batch_size]`` int64, the earliest time in each seed's tree, as `TimeOrder.times`;
+        None: no time is too early."""
         self.places: Array | None = None
         """``[num_trees]`` int64, numbers of trees in the keys of draws; None: their own."""
 
-    def reset(self, seed_times: Array | None = None) -> None:
-        """Forget the previous batch; ``seed_times`` are the times of the next one's seeds."""
+    def reset(self, seed_times: Array | None = None, seed_starts: Array | None = None) -> None:
+        """Forget the previous batch; take the times of the next one's seeds."""
         for labels in self._labels.values():
             labels.reset()
-        self.seed_times = seed_times
+        self.seed_times, self.seed_starts = seed_times, seed_starts
         self._seeds, self._num_trees = [], 0
         if self._by_time and seed_times is not None:
             # Seeds of one time share a tree: all trees are known before any root is placed.

@@ -318,10 +318,10 @@ class ExpansionKeywords(TypedDict, total=False):
     disjoint: bool | Literal["by_time"]
     time_attr: str | None
     temporal_strategy: TemporalStrategy
-    time_window: float | None
     sampling_method: SamplingMethod
     with_hop: bool
     tokens: TokenOptions | None
+    adaptive_fanout: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,8 +344,8 @@ class ExpansionOptions:
     temporal_strategy: TemporalStrategy = "uniform"
     """``"last"``: the latest neighbours instead of any."""
     time_window: float | None = None
-    """Greatest age of a neighbour at the time of its seed, in units of the attribute; None: any
-    age."""
+    """Greatest age of a neighbour at the time of its seed, in units of the attribute: one number
+    for all seeds, or one for each as in ``input_time``. None: any age."""
     sampling_method: SamplingMethod = "uniform"
     """Method of the draws. ``"labor"``: seeds of a batch share neighbours (layer-neighbour
     sampling); each still has a uniform draw."""
@@ -355,6 +355,10 @@ class ExpansionOptions:
     tokens: TokenOptions | None = None
     """Give each seed a sequence of nodes, ``batch.tokens``, as graph transformers read it; see the
     page "Sequences for transformers". None: there is none."""
+    adaptive_fanout: bool = False
+    """Whether the places that a hop leaves free in a seed's tree, for lack of neighbours, go to its
+    next hop, evenly over the nodes expanded there, and what is still free to the hop after. Needs a
+    tree for each seed, and fan-outs >= 0."""
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -383,6 +387,15 @@ class ExpansionOptions:
                 "trees do not: leave one of them out"
             )
         self._check_tokens()
+        if not isinstance(self.adaptive_fanout, bool):
+            raise ConfigError(
+                f"adaptive_fanout must be True or False, got {self.adaptive_fanout!r}"
+            )
+        if self.adaptive_fanout and (self.by_time or not self.draws_in_trees):
+            raise ConfigError(
+                "adaptive_fanout moves places from hop to hop within the tree of one seed, and "
+                "here seeds share nodes: give disjoint=True, or time_attr"
+            )
 
     def _check_tokens(self) -> None:
         if self.tokens is None:

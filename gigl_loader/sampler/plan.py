@@ -232,6 +232,8 @@ class TreesAndTimes(Generic[Ids]):
     """``[num_nodes]`` int64, the latest time of a neighbour, as `TimeOrder.times`; None: any."""
     since: Ids | None = None
     """``[num_nodes]`` int64, the earliest time of a neighbour; None: any."""
+    fanout: Ids | None = None
+    """``[num_nodes]`` int64, neighbours of each, in place of the `Draw`'s; None: that of all."""
 
     def take(self: "TreesAndTimes[Array]", at: Array) -> "TreesAndTimes[Array]":
         """Return the trees and times of the nodes at the positions ``at``."""
@@ -239,12 +241,17 @@ class TreesAndTimes(Generic[Ids]):
 
     def map(self, form: Callable[[Ids], I2]) -> "TreesAndTimes[I2]":
         """Return the same in another form."""
-        return TreesAndTimes(form(self.tree), _maybe(form, self.until), _maybe(form, self.since))
+        rest = (_maybe(form, column) for column in (self.until, self.since, self.fanout))
+        return TreesAndTimes(form(self.tree), *rest)
 
     def fits(self: "TreesAndTimes[Array]", num_nodes: int, timed: bool) -> bool:
         """Return whether there is a value for each node."""
-        columns = [column for column in (self.tree, self.until, self.since) if column is not None]
+        all_columns = (self.tree, self.until, self.since, self.fanout)
+        columns = [column for column in all_columns if column is not None]
         alike = all(column.dtype == "int64" and column.shape == (num_nodes,) for column in columns)
+        fanout = self.fanout if alike else None
+        if fanout is not None and ((fanout < 0) | (fanout >= 1 << 31)).any():
+            return False
         return alike and (self.until is not None or not timed)
 
 

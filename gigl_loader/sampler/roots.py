@@ -16,7 +16,9 @@ from gigl_loader.batch.message import (
     BATCH,
     INPUT_ID,
     META,
+    SEED_START,
     SEED_TIME,
+    SEED_WINDOW,
     Field,
     heterogeneous_field,
     keys_of_type,
@@ -156,12 +158,27 @@ class SeedTimes:
             return None
         # By tree: of several seeds in one, the first, whose time all others have.
         times = nodes.seed_times[nodes.seeds]
-        window = self._plan.expansion.time_window
+        since = None if nodes.seed_starts is None else nodes.seed_starts[nodes.seeds]
         if times.dtype.kind == "f" and not self._is_float:
-            since = None if window is None else _whole(np.ceil(times - window))
             return Limits(_whole(np.floor(times)), since)
-        since = None if window is None else earlier(times, window, is_float=self._is_float)
         return Limits(keys_of(times, is_float=self._is_float), since)
+
+    def starts(self, request: SampleRequest, times: Array | None) -> Array | None:
+        """Return the earliest time of neighbours, given or by a window before ``times``.
+
+        Returns:
+            ``[batch_size]`` int64, as `TimeOrder.times`; None: no time is too early.
+        """
+        if times is None:
+            return None
+        window = request.extra.get(SEED_WINDOW, self._plan.expansion.time_window)
+        if (given := request.extra.get(SEED_START)) is not None:
+            times, window = given, 0
+        if window is None:
+            return None
+        if times.dtype.kind == "f" and not self._is_float:
+            return _whole(np.ceil(times - window))
+        return earlier(times, window, is_float=self._is_float)
 
 
 def _whole(times: Array) -> Array:

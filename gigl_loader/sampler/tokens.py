@@ -50,12 +50,12 @@ class TokenNodes(BatchNodes):
         self.forest = forest
         self._placed: list[tuple[NodeType, Array, Array]] = []
 
-    def reset(self, seed_times: Array | None = None) -> None:
-        """Forget the previous batch; ``seed_times`` are the times of the next one's seeds."""
-        super().reset(seed_times)
+    def reset(self, seed_times: Array | None = None, seed_starts: Array | None = None) -> None:
+        """Forget the previous batch; take the times of the next one's seeds."""
+        super().reset(seed_times, seed_starts)
         self._placed = []
         if self.forest is not None:
-            self.forest.reset(seed_times)
+            self.forest.reset(seed_times, seed_starts)
 
     def place(self, node_type: NodeType, ids: Array, seeds: Array | None = None) -> Array:
         """Make each of ``ids`` a root, once; return their labels."""

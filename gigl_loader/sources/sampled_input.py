@@ -24,6 +24,7 @@ from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 from gigl_loader.sampler.options import (
     CustomSamplerOptions,
+    ExpansionOptions,
     PPRSamplerOptions,
     SamplerOptions,
     SourceOptions,
@@ -185,6 +186,7 @@ def make_plan(
     fanouts = config.num_neighbors
     if not isinstance(fanouts, dict):
         fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
+    check_adaptive(fanouts, expansion)
     return SamplingPlan(
         input_type=sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE,
         # sorted: nodes of a batch are numbered in this order, and ranks may order types otherwise
@@ -249,6 +251,17 @@ def check_draw(*, with_weight: bool, time_attr: str | None) -> None:
     """Raise `ConfigError` if neighbours are to be drawn by weight and by time."""
     if with_weight and time_attr is not None:
         raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
+
+
+def check_adaptive(fanouts: Any, expansion: ExpansionOptions) -> None:
+    """Raise `ConfigError` if free places are to be moved, and a hop takes all neighbours."""
+    by_type = fanouts.items() if isinstance(fanouts, dict) else [("num_neighbors", fanouts)]
+    unbounded = [name for name, hops in by_type if -1 in hops]
+    if expansion.adaptive_fanout and unbounded:
+        raise ConfigError(
+            f"adaptive_fanout moves the places that a hop leaves free, and {unbounded[0]} takes "
+            "all neighbours by -1, which leaves none: give numbers >= 0"
+        )
 
 
 def check_columns(

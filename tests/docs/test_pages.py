@@ -29,6 +29,7 @@ PAGES = (
     "docs/guide/link_prediction.md",
     "docs/guide/sampling.md",
     "docs/guide/sequences.md",
+    "docs/guide/tasks.md",
     "docs/guide/your_own_loader.md",
     "docs/guide/padding.md",
     "docs/guide/training_loop.md",

@@ -165,6 +165,13 @@ class Case:
 TIME: dict[str, Any] = {"time_attr": "time", "input_time": torch.arange(NODES) % 50}
 IN_GROUPS: dict[str, Any] = {"shuffle": "groups", "groups_per_batch": 5}
 LINK_TIME: dict[str, Any] = {"time_attr": "time", "edge_label_time": torch.arange(NODES) % 50}
+WINDOW: dict[str, Any] = {"time_window": torch.arange(NODES) * 3 % 40}
+START_AND_END: dict[str, Any] = {
+    "time_attr": "time",
+    "input_start_time": torch.arange(NODES) % 50 - torch.arange(NODES) * 3 % 40,
+    "input_end_time": torch.arange(NODES) % 50,
+}
+BY_SEED = ("input_time", "time_window", "input_start_time", "input_end_time")
 
 CASES: dict[str, Case] = {
     "nodes": Case(),
@@ -230,6 +237,25 @@ CASES: dict[str, Case] = {
         kind=DistABLPLoader,
         typed=True,
         how={"tokens": TokenOptions(10, order="random", fill="repeat", walk_length=3)},
+    ),
+    "nodes, windows": Case(how={**TIME, **WINDOW, "temporal_strategy": "last"}),
+    "nodes, start and end, tokens": Case(how={**START_AND_END, "tokens": TokenOptions(9)}),
+    "links, windows": Case(
+        kind=DistLinkNeighborLoader, how={**LINK_TIME, **WINDOW, "neg_sampling": "binary"}
+    ),
+    "anchors, start and end": Case(kind=DistABLPLoader, how=START_AND_END),
+    "nodes, adaptive by time": Case(
+        how={**TIME, **WINDOW, "temporal_strategy": "last", "adaptive_fanout": True}, hops=(4, 3, 2)
+    ),
+    "typed nodes, adaptive, weighted": Case(
+        typed=True,
+        how={"disjoint": True, "adaptive_fanout": True, "with_weight": True},
+        hops=(9, 2, 1),
+    ),
+    "typed links, adaptive, replace": Case(
+        kind=DistLinkNeighborLoader,
+        typed=True,
+        how={"disjoint": True, "adaptive_fanout": True, "replace": True},
     ),
 }
 
@@ -310,9 +336,11 @@ def of_a_client(info: Any, rank: int, folder: Path, names: list[str], how: dict[
         case = CASES[name]
         remote = RemoteDistDataset(info, rank)
         seeds, own = case.seeds_of(remote), dict(how)
-        if "input_time" in case.how:  # goes with the ids of each server
-            own["input_time"] = {
-                server: case.how["input_time"][ids] for server, ids in seeds.items()
+        if isinstance(seeds, dict):  # times go with the ids of each server
+            by_server = {server: getattr(ids, "anchor_nodes", ids) for server, ids in seeds.items()}
+            own |= {
+                name: {server: case.how[name][ids] for server, ids in by_server.items()}
+                for name in set(BY_SEED) & case.how.keys()
             }
         with case.make(remote, seeds, **own) as loader:
             write(folder, name, rank, digests(loader, rank, size))

@@ -24,8 +24,9 @@ PLAIN = [name for name, case in CASES.items() if not case.typed and case.edge_di
 TYPED = [name for name, case in CASES.items() if case.typed and case.edge_dir == "in"]
 FEW_PLAIN = ["nodes, by time", "nodes, ppr", "links, strict", "anchors"]
 FEW_PLAIN += ["nodes, ppr tokens", "nodes, tokens by time"]
+FEW_PLAIN += ["links, windows", "anchors, start and end", "nodes, adaptive by time"]
 FEW_TYPED = ["typed nodes, weighted", "typed subgraphs", "typed links, binary", "typed anchors"]
-FEW_TYPED += ["typed anchors, tokens"]
+FEW_TYPED += ["typed anchors, tokens", "typed nodes, adaptive, weighted"]
 FEW = FEW_PLAIN + FEW_TYPED
 """Each kind of loader, and each kind of seeds and draws that a deployment treats on its own."""
 IN_GROUPS = ["nodes, in groups"]

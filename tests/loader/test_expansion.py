@@ -1,6 +1,7 @@
 """Time, trees, subgraphs and LABOR through the loaders: here, in workers, over a graph store."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -293,6 +294,43 @@ def test_times_survive_partitioning(tmp_path: Path) -> None:
             assert not [name for name in part.schema.edge_attributes[E] if "time" in name]
 
 
+def test_a_state_of_other_windows_is_refused() -> None:
+    def loader(**how: Any) -> DistNeighborLoader:
+        return DistNeighborLoader(
+            GRAPH.dataset(), FANOUT, torch.arange(40), seed=2, num_workers=0, **how
+        )
+
+    ages = torch.arange(40)
+    with loader(time_attr="node_time", time_window=ages) as first:
+        next(iter(first))
+        state = first.state_dict()
+    with loader(time_attr="node_time", time_window=ages) as again:
+        again.load_state_dict(state)
+        assert len(list(again)) == 39
+    for other in ({"time_window": ages + 1}, {"input_start_time": ages}, {"adaptive_fanout": True}):
+        with loader(time_attr="node_time", **other) as changed, pytest.raises(ConfigError):
+            changed.load_state_dict(state)
+
+
+@pytest.mark.parametrize("pad", [{"nodes": 60, "edges": 60}])
+def test_padded_batches_of_adaptive_trees_are_split_by_seeds(pad) -> None:
+    seeds = torch.arange(40)
+    how: dict[str, Any] = {"disjoint": True, "adaptive_fanout": True, "seed": 2}
+    found = []
+    for padding in ({}, {"pad": pad}):
+        with DistNeighborLoader(
+            GRAPH.dataset(), FANOUT, seeds, batch_size=6, num_workers=0, **how, **padding
+        ) as loader:
+            edges = []
+            for batch in loader:
+                real = batch.pad_edge_mask if padding else slice(None)
+                ends = batch.n_id[batch.edge_index[:, real]]
+                of = batch.input_id[batch.batch[batch.edge_index[1, real]]]
+                edges += torch.cat([of[None], ends]).t().tolist()
+            found.append(sorted(edges))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("how", "match"),
     [
@@ -306,13 +344,30 @@ def test_times_survive_partitioning(tmp_path: Path) -> None:
         ({"time_attr": "node_time", "with_weight": True}, "cannot be combined"),
         ({"subgraph_type": "all"}, "subgraph_type must be"),
         ({"sampling_method": "labor", "replace": True}, "without replacement"),
+        ({"adaptive_fanout": True}, "give disjoint=True, or time_attr"),
+        ({"adaptive_fanout": 1}, "must be True or False"),
+        (
+            {"adaptive_fanout": True, "time_attr": "node_time", "disjoint": "by_time"},
+            "seeds share nodes",
+        ),
+        ({"adaptive_fanout": True, "disjoint": True, "pad": True}, "as padding_sizes"),
+        (
+            {"adaptive_fanout": True, "disjoint": True, "num_neighbors": [2, -1]},
+            "num_neighbors takes all neighbours by -1",
+        ),
+        ({"time_attr": "node_time", "time_window": torch.arange(3)}, "one number for each"),
+        ({"time_attr": "node_time", "time_window": "1d"}, "time_window must be a number"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(how, match) -> None:
     data = GRAPH.to_pyg()
     data.edge_time = torch.arange(300)
     with pytest.raises(ConfigError, match=match):
-        DistNeighborLoader(DistDataset.from_pyg(data), FANOUT, torch.arange(40), **how)
+        DistNeighborLoader(
+            DistDataset.from_pyg(data),
+            input_nodes=torch.arange(40),
+            **{"num_neighbors": FANOUT, **how},
+        )
 
 
 def test_links_and_anchors_refuse_too() -> None:

@@ -15,7 +15,8 @@ from torch_geometric.sampler import NegativeSampling
 from gigl_loader import ConfigError, DistDataset, DistLinkNeighborLoader, WrongTypeError
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
 from gigl_loader.loader.edge_loader import negative_sampling, shifted
-from gigl_loader.loader.seeds.edge_input import edges_by_server, times_by_server
+from gigl_loader.loader.seeds.edge_input import by_server_as_edges, edges_by_server
+from gigl_loader.loader.seeds.seed_limits import SeedLimits
 from gigl_loader.testing import TinyGraph
 from tests.loader.link.link_reference import edge_pairs
 
@@ -223,10 +224,12 @@ def test_edges_of_one_tensor_are_cut_over_servers_with_their_times() -> None:
     assert torch.equal(torch.cat([one.index for one in parts], 1), index)
     assert [one.index.size(1) for one in parts] == [3, 2]
     inputs = [one.sampler_input() for one in parts]
-    times = times_by_server(inputs, [5, 6, 7, 8, 9])
+    one, given = [5, 6, 7, 8, 9], {1: torch.tensor([1])}
+    limits = SeedLimits({"#T": ("edge_label_time", one), "#S": ("input_start_time", given)})
+    cut = by_server_as_edges(limits, inputs).given
+    times: Any = cut["#T"][1]
     assert {server: one.tolist() for server, one in times.items()} == {0: [5, 6, 7], 1: [8, 9]}
-    given = {1: torch.tensor([1])}
-    assert times_by_server(inputs, given) is given
+    assert cut["#S"] == ("input_start_time", given)
 
 
 def test_edges_by_server_and_a_server_without_any() -> None:

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.usefixtures("group")]
 KNOWN = json.loads(Path(__file__).with_name("digests.json").read_text())
 NOT_BOUNDED = {"nodes, bidirectional", "nodes, ppr", "nodes, ppr tokens", "subgraphs"}
 NOT_BOUNDED |= {"typed subgraphs"}
+NOT_BOUNDED |= {name for name in CASES if "adaptive" in name}
 PADDED = [name for name in CASES if name not in NOT_BOUNDED and "all neighbours" not in name]
 LARGE, TYPED = TinyGraph.random(400, 3000), TinyGraph.random(300, 2500, heterogeneous=True)
 

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from gigl_loader import ConfigError
-from gigl_loader.batch.message import SEED_TIME
+from gigl_loader.batch.message import SEED_START, SEED_TIME, SEED_WINDOW
+from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.loader.seeds.seed_input import (
     add_times,
     add_times_by_server,
-    check_time_given,
+    digest_of_seeds,
     read_times,
 )
-from gigl_loader.sampler.options import ExpansionOptions
+from gigl_loader.loader.seeds.seed_limits import SeedLimits
 
 NOW_NS = 1_700_000_000_123_456_789
 """A time in nanoseconds; the next float64 is 256 of them away."""
@@ -105,10 +106,66 @@ def test_times_that_are_not_by_server(given: Any, words: str) -> None:
         add_times_by_server(_inputs(1, 1), given)
 
 
+def _limits(time: Any = None, **keywords: Any) -> SeedLimits:
+    keywords.setdefault("time_attr", "t")
+    return LoaderOptions.of(num_neighbors=[2], **keywords).seed_limits(time)
+
+
 def test_times_without_anything_that_is_timed() -> None:
     inputs = _inputs(1)
     assert add_times_by_server(inputs, None) is inputs
-    check_time_given(None, ExpansionOptions())
-    check_time_given([1], ExpansionOptions(time_attr="t"))
-    with pytest.raises(ConfigError, match="without time_attr"):
-        check_time_given([1], ExpansionOptions())
+    assert _limits(time_attr=None).given == {}
+    assert _limits([1]).given == {SEED_TIME: ("input_time", [1])}
+    for word in ("input_time", "input_start_time", "input_end_time"):
+        time, keywords = ([1], {}) if word == "input_time" else (None, {word: [1]})
+        with pytest.raises(ConfigError, match=f"{word} was given without time_attr"):
+            _limits(time, time_attr=None, **keywords)
+    with pytest.raises(ConfigError, match="time_window was given without time_attr"):
+        _limits(time_window=[1], time_attr=None)
+
+
+def test_windows_are_columns_beside_the_times() -> None:
+    (found,) = _inputs(2)
+    _limits(torch.tensor([4, 5]), time_window=[0, 2.5]).added_to(found)
+    assert found.extra[SEED_TIME].tolist() == [4, 5]
+    assert found.extra[SEED_WINDOW].tolist() == [0, 2.5]
+    (found,) = _inputs(2)
+    _limits(input_end_time=[4, 5], input_start_time=np.array([4, -3])).added_to(found)
+    assert found.extra[SEED_TIME].tolist() == [4, 5]
+    assert found.extra[SEED_START].tolist() == [4, -3]
+    inputs = _limits({1: [7, 8]}, time_window={1: torch.tensor([1, 2])}).added_to(_inputs(0, 2))
+    assert [one.extra[SEED_WINDOW].tolist() for one in inputs] == [[], [1, 2]]
+    assert _limits([1], time_window=3).given.keys() == {SEED_TIME}
+
+
+@pytest.mark.parametrize(
+    ("time", "keywords", "words"),
+    [
+        ([1], {"input_end_time": [2]}, "input_time and input_end_time are both the latest"),
+        ([1], {"input_start_time": [0], "time_window": 2}, "both say how early"),
+        ([1], {"input_start_time": [0], "time_window": [2]}, "both say how early"),
+        ([1], {"input_start_time": [2]}, "seed 0 has input_start_time 2 after its input_time 1"),
+        (None, {"input_start_time": [2], "input_end_time": [1.5]}, "after its input_end_time 1.5"),
+        ([1], {"time_window": [-1]}, r"time_window\[0\] is -1: an age must be >= 0"),
+        ([1], {"time_window": [1, 2]}, "time_window must be one number for each of the 1 seeds"),
+        ([1], {"time_window": [float("nan")]}, r"time_window\[0\] is not a number"),
+        ([1], {"time_window": [1], "disjoint": "by_time"}, 'disjoint="by_time"'),
+    ],
+)
+def test_limits_that_contradict_each_other(time: Any, keywords: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        _limits(time, **keywords).added_to(_inputs(1)[0])
+
+
+def test_a_window_of_another_server_is_named() -> None:
+    with pytest.raises(ConfigError, match="seed 1 of server 1 has input_start_time 9 after"):
+        _limits({1: [7, 8]}, input_start_time={1: [1, 9]}).added_to(_inputs(0, 2))
+
+
+def test_windows_and_starts_are_another_input() -> None:
+    """A state of a loader names what decides its batches."""
+    digests = set()
+    for keywords in ({}, {"time_window": [1]}, {"time_window": [2]}, {"input_start_time": [1]}):
+        (found,) = _inputs(1)
+        digests.add(digest_of_seeds([_limits([5], **keywords).added_to(found)]))
+    assert len(digests) == 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gigl_loader import ConfigError, DistDataset
 from gigl_loader.batch.collate import add_edge_labels, to_data, to_hetero_data
-from gigl_loader.batch.message import EDGE_TARGETS, SEED_TIME, BatchTicket
+from gigl_loader.batch.message import EDGE_TARGETS, SEED_START, SEED_TIME, SEED_WINDOW, BatchTicket
 from gigl_loader.dataset.partition.partition_view import earlier, keys_of
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, reverse_edge_type
 from gigl_loader.errors import ProtocolError
@@ -88,6 +88,9 @@ def cases(draw):
         "disjoint": draw(st.sampled_from([False, True, "by_time"])),
     }
     replace = draw(st.booleans())
+    if how["disjoint"] != "by_time" and draw(st.booleans()):
+        how["adaptive_fanout"] = True
+        fanouts = {name: tuple(map(abs, hops)) for name, hops in fanouts.items()}
     return graph, times, fanouts, draw(st.sampled_from(["in", "out"])), how, replace
 
 
@@ -125,9 +128,13 @@ def _store(batch, graph, name):
     return batch[name] if graph.is_heterogeneous else batch
 
 
-def _check_times(batch, case, seed_times) -> None:
-    """Check every node and edge of every tree, and that draws are as large as they can be."""
+def _check_times(batch, case, seed_times, starts=None) -> None:
+    """Check every node and edge of every tree, and that draws are as large as they can be.
+
+    ``starts``: the earliest time of each seed's neighbours; None: by the case's window.
+    """
     graph, times, fanouts, edge_dir, how, replace = case
+    adapted = _adapted(batch, case, seed_times, starts) if how.get("adaptive_fanout") else {}
     for edge_type, pairs in graph.edges.items():
         src, _, dst = edge_type
         expanded, neighbor = (dst, src) if edge_dir == "in" else (src, dst)
@@ -145,18 +152,56 @@ def _check_times(batch, case, seed_times) -> None:
         assert drawn.keys() <= set(range(second)), "nodes of the last hop are not expanded"
         is_timed = edge_type in times or neighbor in times
         for node in range(second):
-            seed_time = seed_times[int(nodes.batch[node])]
-            possible = _possible(case, edge_type, neighbor, int(nodes.n_id[node]), seed_time)
+            seed = int(nodes.batch[node])
+            start = None if starts is None else starts[seed]
+            possible = _possible(
+                case, edge_type, neighbor, int(nodes.n_id[node]), seed_times[seed], start
+            )
             _check_draw(
                 drawn.get(node, []),
                 possible,
-                fanouts[edge_type][node >= first],
+                adapted.get((edge_type, node), fanouts[edge_type][node >= first]),
                 replace,
                 last=how["temporal_strategy"] == "last" and is_timed,
             )
 
 
-def _possible(case, edge_type, neighbor, node, seed_time) -> list[tuple[float, int]]:
+def _adapted(batch, case, seed_times, starts) -> dict[tuple[Any, int], int]:
+    """Return the fan-out of each edge type and expanded node, tree by tree, in plain Python.
+
+    Trees are told by their root, of which a link has two: here they are told apart by seed alone,
+    so it is for nodes as seeds.
+    """
+    graph, _, fanouts, edge_dir, _, replace = case
+    found: dict[tuple[Any, int], int] = {}
+    for seed, seed_time in enumerate(seed_times):
+        free = 0
+        for hop in range(2):
+            expanded = []
+            for edge_type in sorted(graph.edges):
+                src, _, dst = edge_type
+                own, neighbor = (dst, src) if edge_dir == "in" else (src, dst)
+                nodes = _store(batch, graph, own)
+                ends = np.cumsum([0, *nodes.num_sampled_nodes]).tolist()
+                expanded += [
+                    (edge_type, neighbor, node, int(nodes.n_id[node]))
+                    for node in range(ends[hop], ends[hop + 1])
+                    if int(nodes.batch[node]) == seed and fanouts[edge_type][hop]
+                ]
+            if not expanded:
+                continue
+            share, rest = divmod(free, len(expanded))
+            free = 0
+            for place, (edge_type, neighbor, node, node_id) in enumerate(expanded):
+                width = fanouts[edge_type][hop] + share + (place < rest)
+                start = None if starts is None else starts[seed]
+                there = len(_possible(case, edge_type, neighbor, node_id, seed_time, start))
+                found[edge_type, node] = width
+                free += width - (width * bool(there) if replace else min(width, there))
+    return found
+
+
+def _possible(case, edge_type, neighbor, node, seed_time, start=None) -> list[tuple[float, int]]:
     """Return (time, edge id) of the edges of a node that a seed of that time may have."""
     graph, times, _, edge_dir, how, _ = case
     found = []
@@ -168,7 +213,11 @@ def _possible(case, edge_type, neighbor, node, seed_time) -> list[tuple[float, i
         elif neighbor in times:
             time = times[neighbor][other].item()
         window = how["time_window"]
-        if own == node and time <= seed_time and (window is None or time >= seed_time - window):
+        is_timed = edge_type in times or neighbor in times
+        if start is None and window is not None:
+            start = seed_time - window
+        in_time = not is_timed or (time <= seed_time and (start is None or time >= start))
+        if own == node and in_time:
             found.append((time, edge_id))
     return found
 
@@ -204,6 +253,16 @@ def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> Non
     )
     extra = {} if given_times is None else {SEED_TIME: np.array(given_times, np.int64)}
     seed_times = own[seeds].tolist() if given_times is None else given_times
+    starts = None
+    kind = data.draw(st.sampled_from([None, SEED_START, SEED_WINDOW]))
+    if case[4]["disjoint"] != "by_time" and kind is not None:
+        few = st.lists(st.integers(0, 5), min_size=len(seeds), max_size=len(seeds))
+        limits = np.array(data.draw(few))
+        limits = limits - 3 if kind == SEED_START else limits  # a start may be after its seed
+        starts = (limits if kind == SEED_START else np.array(seed_times) - limits).tolist()
+        fraction = data.draw(st.sampled_from([0, 0.5]))  # of a start, times are integers or not
+        extra[kind] = limits - fraction if fraction and kind == SEED_START else limits
+        starts = [start - (fraction if kind == SEED_START else 0) for start in starts]
     plan = _plan(case, input_type)
     request = SampleRequest(
         BatchTicket(0, 1, 2, 3), np.array(seeds, np.int64), np.arange(len(seeds)), extra
@@ -225,13 +284,14 @@ def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> Non
         keys = torch.stack([reached.batch, reached.n_id])[:, first:]
         assert keys.unique(dim=1).size(1) == keys.size(1), "a node twice in a tree"
     assert store.seed_time.tolist() == seed_times
-    _check_times(found[0], case, seed_times)
+    _check_times(found[0], case, seed_times, starts)
 
 
 @settings(max_examples=examples(20))
 @given(case=cases(), kind=st.sampled_from([None, "binary", "triplet"]), data=st.data())
 def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
-    graph, times, fanouts, edge_dir, _, _ = case
+    graph, times, fanouts, edge_dir, how, _ = case
+    how.pop("adaptive_fanout", None)  # a link has two trees; see `_adapted`
     edge_type = data.draw(st.sampled_from(sorted(graph.edges)))
     views = _timed(graph, times, 2, edge_dir)
     ends = (graph.num_nodes[edge_type[0]], graph.num_nodes[edge_type[2]])
@@ -244,6 +304,10 @@ def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
     )
     src, dst, when = zip(*((s, d, max(t, earliest)) for s, d, t in edges), strict=True)
     extra = {EDGE_TARGETS: np.array(dst), SEED_TIME: np.array(when)}
+    starts = None
+    if how["disjoint"] != "by_time" and data.draw(st.booleans()):
+        starts = [time - position for position, time in enumerate(when)]
+        extra[SEED_START] = np.array(starts)
     request = SampleRequest(BatchTicket(0, 1, 0, 0), np.array(src), np.arange(len(src)), extra)
     sampler = edge_sampler(
         as_worker_gets(views[0]),
@@ -256,7 +320,7 @@ def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
     message = sample_message(sampler, request)
     batch = _collate(message, graph, fanouts, edge_dir)
     add_edge_labels(batch, message, edge_type if graph.is_heterogeneous else None, kind=kind)
-    _check_times(batch, case, when)
+    _check_times(batch, case, when, starts)
     links, own, other = (_store(batch, graph, name) for name in (edge_type, *edge_type[::2]))
     if kind == "triplet":
         roots = [(own, own.src_index, when), (other, other.dst_pos_index, when)]
@@ -325,6 +389,24 @@ def test_a_window_ends_at_the_lowest_integer() -> None:
     found = earlier(times, 10, is_float=False)
     assert found.tolist() == [-(2**63), -(2**63), -10, 2**63 - 11]
     assert earlier(times, 2.0**70, is_float=False).tolist()[0] == -(2**63)
+    windows = np.array([3, 10, 1, 2])
+    for by_seed in (windows, windows + 0.5, windows.astype(np.float64)):
+        found = earlier(times, by_seed, is_float=False)
+        assert found.tolist() == [-(2**63), -(2**63), -1, 2**63 - 3]
+    without_end = np.full(4, np.inf)
+    assert (earlier(times, without_end, is_float=False) < 2**62).all()
+    floats = earlier(np.array([1.5]), np.array([0.25]), is_float=True)
+    assert floats.tolist() == keys_of(np.array([1.25]), is_float=True).tolist()
+
+
+@pytest.mark.parametrize("wrong", [[-1, 0], [1 << 31, 0], [1]])
+def test_fan_outs_of_others_that_make_no_sense_are_refused(wrong: list[int]) -> None:
+    graph = TinyGraph.random(6, 20)
+    reader = LocalReader(as_worker_gets(graph.dataset().view()))
+    trees = TreesAndTimes(np.arange(2), fanout=np.array(wrong))
+    draw = Draw(next(iter(graph.edges)), 2, 1)
+    with pytest.raises(ProtocolError, match="one for each node"):
+        reader.answer_draw(DrawRequest(draw, np.arange(2), trees))
 
 
 def test_times_that_cannot_be_used_are_refused() -> None:
@@ -368,7 +450,10 @@ TIMES = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), min_size
 def test_a_question_travels_whole(until: list[int], trees: int, window: bool) -> None:
     times = np.array(until)
     asked = TreesAndTimes(
-        np.arange(times.size) + trees, times, times[::-1].copy() if window else None
+        np.arange(times.size) + trees,
+        times,
+        times[::-1].copy() if window else None,
+        np.arange(times.size) if window else None,
     )
     for told in (None, TreesAndTimes(asked.tree), asked):
         draw = Draw(("a", "b", "c"), 2, 1, timed=told is asked)
@@ -379,7 +464,7 @@ def test_a_question_travels_whole(until: list[int], trees: int, window: bool) ->
         assert found.draw == draw
         assert found.nodes.tolist() == sent.nodes.tolist()
         assert (found.trees is None) == (told is None)
-        for name in ("tree", "until", "since") if told is not None else ():
+        for name in ("tree", "until", "since", "fanout") if told is not None else ():
             one, other = getattr(found.trees, name), getattr(told, name)
             assert (one is None) == (other is None)
             assert one is None or one.tolist() == other.tolist()

@@ -70,7 +70,7 @@ def frame_attribute(kind: str) -> str:
 def attributes_of(columns: FrameColumns) -> list[str]:
     """Return the names of the attributes that hold rows with these columns."""
     kinds = [group.kind for group in columns]
-    lengths = [_lengths(kind) for kind in kinds if kind in _OF_VARYING_LENGTH]
+    lengths = [lengths_attribute(kind) for kind in kinds if kind in _OF_VARYING_LENGTH]
     return [*map(frame_attribute, kinds), *lengths]
 
 
@@ -118,7 +118,7 @@ def as_columns(frame: Any, where: str) -> "tuple[FrameColumns, dict[str, Tensor]
         elif kind in _OF_VARYING_LENGTH and hasattr(values, "offset"):
             lengths = values.offset.diff().view(len(values), len(names))
             width = _longest(lengths, names, f"{where}, {kind}")
-            arrays[_lengths(kind)], widths = lengths.cpu().int(), (width,) * len(names)
+            arrays[lengths_attribute(kind)], widths = lengths.cpu().int(), (width,) * len(names)
             rows = _padded(values.values, lengths, width)
         else:
             raise ConfigError(
@@ -130,7 +130,7 @@ def as_columns(frame: Any, where: str) -> "tuple[FrameColumns, dict[str, Tensor]
     return tuple(groups), arrays
 
 
-def _lengths(kind: str) -> str:
+def lengths_attribute(kind: str) -> str:
     """Return the name of the attribute with the lengths of cells, ``[n, c]`` int32."""
     return frame_attribute(f"{kind}-lengths")
 
@@ -218,7 +218,7 @@ def _values_of(group: FrameGroup, arrays: "Mapping[str, Tensor]", num_rows: int)
     if group.kind in _OF_VARYING_LENGTH:
         from torch_frame.data import MultiNestedTensor
 
-        lengths, width = arrays[_lengths(group.kind)], group.widths[0]
+        lengths, width = arrays[lengths_attribute(group.kind)], group.widths[0]
         offset = stored.new_zeros(lengths.numel() + 1).long()
         offset[1:] = lengths.reshape(-1).cumsum(0)
         values = stored.view(-1, width)[_is_value(lengths, width)]

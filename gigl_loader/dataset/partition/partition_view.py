@@ -308,11 +308,23 @@ def keys_of(times: Array, *, is_float: bool) -> Array:
     return np.where(bits < 0, bits ^ _SIGN, bits)
 
 
-def earlier(times: Array, window: float, *, is_float: bool) -> Array:
-    """Return the keys of ``times - window``; integers end at the lowest possible one."""
+def earlier(times: Array, window: float | Array, *, is_float: bool) -> Array:
+    """Return the keys of ``times - window``; integers end at the lowest possible one.
+
+    Args:
+        times: ``[n]``.
+        window: One number >= 0, or ``[n]``.
+        is_float: Whether the keys are those of floats.
+    """
     if is_float:
         return keys_of(times.astype(np.float64) - window, is_float=True)
     int_times = times.astype(np.int64, copy=False)
-    whole = min(int(window), 2**63 - 1)  # integer times within 1.5 are those within 1
+    whole: int | Array  # integer times within 1.5 are those within 1
+    if not isinstance(window, np.ndarray):
+        whole = min(int(window), 2**63 - 1)
+    elif window.dtype.kind == "f":
+        whole = np.minimum(window, 2.0**63 - 1024).astype(np.int64)  # the largest one below 2 ** 63
+    else:
+        whole = window
     # clamped first: the difference would wrap around to a time in the far future
     return np.maximum(int_times, _LOWEST + whole) - whole

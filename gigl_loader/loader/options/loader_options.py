@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import torch
 
 from gigl_loader.batch.device.copy_stream import full_device
+from gigl_loader.batch.message import INPUT_ID
 from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.dataset.schema import PPR, DatasetSchema, NodeType, is_label_edge_type
 from gigl_loader.errors import ConfigError
@@ -25,6 +26,8 @@ from gigl_loader.loader.options.glt_config import (
     flag,
 )
 from gigl_loader.loader.seeds.seed_groups import GroupSource, SeedGroups
+from gigl_loader.loader.seeds.seed_input import TimeInput, is_by_seed
+from gigl_loader.loader.seeds.seed_limits import SeedLimits
 from gigl_loader.loader.seeds.world import check_shard
 from gigl_loader.runtime.glt_classes import SamplingConfig
 from gigl_loader.runtime.sizes import parse_size
@@ -49,7 +52,12 @@ from gigl_loader.sampler.options import (
     options_of_batches,
 )
 from gigl_loader.sampler.sampler_kinds import SamplerKind
-from gigl_loader.sources.sampled_input import check_draw, chosen_sampler, seed_or_drawn
+from gigl_loader.sources.sampled_input import (
+    check_adaptive,
+    check_draw,
+    chosen_sampler,
+    seed_or_drawn,
+)
 from gigl_loader.sources.sampling_checks import check_workers, positive
 
 LEAST_PREFETCH = 4
@@ -80,6 +88,9 @@ class LoaderKeywords(ExpansionKeywords, total=False):
     pad: bool | dict[str, Any]
     seed_groups: SeedGroups | None
     groups_per_batch: int
+    time_window: float | TimeInput | None
+    input_start_time: TimeInput | None
+    input_end_time: TimeInput | None
 
 
 class AllKeywords(LoaderKeywords, total=False):
@@ -153,14 +164,21 @@ class LoaderOptions:
     pad: bool | dict[str, Any] = False
     seed_groups: SeedGroups | None = None
     groups_per_batch: int = DEFAULT_GROUPS_PER_BATCH
+    time_window: float | TimeInput | None = field(default=None, compare=False)
+    """By seed; one number for all seeds is in `expansion`."""
+    input_start_time: TimeInput | None = field(default=None, compare=False)
+    input_end_time: TimeInput | None = field(default=None, compare=False)
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
 
     @classmethod
     def of(cls, *, num_neighbors: NumNeighbors, **keywords: Unpack[AllKeywords]) -> "LoaderOptions":
         """Return the options that a constructor was given; each has its default if left out."""
         given: dict[str, Any] = {**keywords}
+        by_seed = {"time_window"} if is_by_seed(given.get("time_window")) else set()
         grown = {
-            one.name: given.pop(one.name) for one in fields(ExpansionOptions) if one.name in given
+            one.name: given.pop(one.name)
+            for one in fields(ExpansionOptions)
+            if one.name in given.keys() - by_seed
         }
         if isinstance(given.get("sampler_options"), PPRSamplerOptions):
             # The push decides how far it goes, so no fanout was given. A list of one hop passes the
@@ -250,6 +268,12 @@ class LoaderOptions:
             raise ConfigError(
                 "pad needs batches as they were sampled: leave transform_sampler_output out, or pad"
             )
+        by_bound = self.pad is True or (self.pad and self.pad.get("larger") == "bound")
+        if by_bound and self.expansion.adaptive_fanout:
+            raise ConfigError(
+                "pad=True bounds batches by fan-outs, and adaptive_fanout goes beyond these: give "
+                "pad={'nodes': sizes, 'edges': sizes}, as padding_sizes() measures them"
+            )
 
     def _check_tokens(self) -> None:
         """Raise `ConfigError` if there can be no tokens with another option."""
@@ -326,9 +350,25 @@ class LoaderOptions:
         """Options of the cache for rows of other machines; None: no cache."""
         return CacheOptions.of(self.remote_cache)
 
+    def seed_limits(
+        self, time: TimeInput | None, name: str = "input_time", row: TimeInput | None = None
+    ) -> SeedLimits:
+        """Return the limits on times by seed.
+
+        Args:
+            time: The times of seeds.
+            name: Its keyword.
+            row: Numbers of the seeds, which become ``input_id``; None: their positions.
+        """
+        start, end = self.input_start_time, self.input_end_time
+        limits = SeedLimits.of(self.expansion, time, start, end, self.time_window, name)
+        if row is not None:
+            limits.given[INPUT_ID] = "input_id", row
+        return limits
+
     def sampling_config(self, schema: DatasetSchema) -> SamplingConfig:
         """Return GLT's config, for a dataset of this schema."""
-        return create_sampling_config(
+        config = create_sampling_config(
             self.num_neighbors,
             schema,
             self.batch_size,
@@ -338,6 +378,8 @@ class LoaderOptions:
             self.with_edge,
             self.seed,
         )
+        check_adaptive(config.num_neighbors, self.expansion)
+        return config
 
     def with_chosen_sampler(
         self, default: SamplerKind, schema: DatasetSchema, input_type: str | None

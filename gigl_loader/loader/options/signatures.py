@@ -27,7 +27,7 @@ L = TypeVar("L", bound=type)
 
 def _parameters() -> dict[str, inspect.Parameter]:
     """Return type and default of each keyword, those of `ExpansionOptions` last."""
-    kinds = get_type_hints(LoaderOptions) | get_type_hints(ExpansionOptions)
+    kinds = get_type_hints(ExpansionOptions) | get_type_hints(LoaderOptions)
     own = [one for one in fields(LoaderOptions) if one.name not in ("num_neighbors", "expansion")]
     return {
         one.name: inspect.Parameter(

@@ -20,6 +20,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.seeds.seed_input import TimeInput, check_servers, read_times
+from gigl_loader.loader.seeds.seed_limits import SeedLimits
 from gigl_loader.runtime.glt_classes import NodeSamplerInput
 
 TIMES = "edge_label_time"
@@ -98,12 +99,15 @@ def edges_by_server(
     ]
 
 
-def times_by_server(inputs: list[NodeSamplerInput], given: TimeInput | None) -> Any:
-    """Return the times of seed edges by server; one tensor of times is split like the edges."""
-    if given is None or isinstance(given, Mapping):
-        return given
+def by_server_as_edges(limits: SeedLimits, inputs: list[NodeSamplerInput]) -> SeedLimits:
+    """Return the limits of seed edges by server; one tensor of times is split like the edges."""
     sizes = [one.node.numel() for one in inputs]
-    return dict(enumerate(read_times(given, sum(sizes), TIMES).split(sizes)))
+    given: dict[str, tuple[str, TimeInput]] = {}
+    for column, (name, times) in limits.given.items():
+        if not isinstance(times, Mapping):
+            times = dict(enumerate(read_times(times, sum(sizes), name).split(sizes)))
+        given[column] = name, times
+    return SeedLimits(given)
 
 
 def unpacked(given: Any, label: Any) -> tuple[Any, Any]:

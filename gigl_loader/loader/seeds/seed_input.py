@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gigl_loader.batch.message import SEED_TIME
+from gigl_loader.batch.message import SEED_START, SEED_TIME, SEED_WINDOW
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.identity import check_held
 from gigl_loader.dataset.schema import (
@@ -38,7 +38,6 @@ from gigl_loader.runtime.ranks.collectives import (
     gather_from_ranks,
     report_failure_to_ranks,
 )
-from gigl_loader.sampler.options import ExpansionOptions
 from gigl_loader.sources.held_seeds import RemoteSamplerInput, told_parts
 from gigl_loader.sources.sampling_checks import check_seeds
 from gigl_loader.sources.seed_checks import SeedSummary, check_each_once, check_same_seeds
@@ -237,6 +236,8 @@ def digest_of_seeds(inputs: Sequence[NodeSamplerInput]) -> str:
         # By name: the order in which columns were added does not matter.
         for column in (sampler_input.node, *(columns[name] for name in sorted(columns))):
             digest.update(bytes_of(column.cpu().contiguous()))
+        # Equal numbers may be the earliest times, or the greatest ages.
+        digest.update("".join(sorted(columns.keys() & {SEED_START, SEED_WINDOW})).encode())
     return digest.hexdigest()
 
 
@@ -271,8 +272,13 @@ def read_times(given: Any, num_seeds: int, name: str) -> Tensor:
     return times
 
 
+def is_by_seed(window: Any) -> bool:
+    """Return whether a ``time_window`` has one number for each seed, not one for all of them."""
+    return isinstance(window, Tensor | np.ndarray | list | tuple | Mapping)
+
+
 def add_times(
-    sampler_input: NodeSamplerInput, given: Any, name: str = "input_time"
+    sampler_input: NodeSamplerInput, given: Any, name: str = "input_time", column: str = SEED_TIME
 ) -> NodeSamplerInput:
     """Return ``sampler_input`` with the times of its seeds as a column; None: they have none.
 
@@ -283,15 +289,12 @@ def add_times(
         raise ConfigError(f"{name} is by server, as for a graph store, but the dataset is local")
     if given is not None:
         extra = dict(getattr(sampler_input, "extra", None) or {})
-        sampler_input.extra = {
-            **extra,
-            SEED_TIME: read_times(given, sampler_input.node.numel(), name),
-        }
+        sampler_input.extra = {**extra, column: read_times(given, sampler_input.node.numel(), name)}
     return sampler_input
 
 
 def add_times_by_server(
-    inputs: list[NodeSamplerInput], given: Any, name: str = "input_time"
+    inputs: list[NodeSamplerInput], given: Any, name: str = "input_time", column: str = SEED_TIME
 ) -> list[NodeSamplerInput]:
     """Return the input of each storage server with its times, which are by server as seeds are.
 
@@ -306,24 +309,18 @@ def add_times_by_server(
     if unknown:
         raise ConfigError(f"{name} names servers {unknown}; there are {len(inputs)}")
     for server, sampler_input in enumerate(inputs):
-        add_times(sampler_input, given.get(server, ()), f"{name}[{server}]")
+        add_times(sampler_input, given.get(server, ()), f"{name}[{server}]", column)
     # One column for all servers' seeds, so one type; missing times of servers without seeds fit
     # both. They must not force float64, which would round times in nanoseconds.
     columns = [
-        sampler_input.extra[SEED_TIME] for sampler_input in inputs if sampler_input.node.numel()
+        sampler_input.extra[column] for sampler_input in inputs if sampler_input.node.numel()
     ]
     is_float = any(times.is_floating_point() for times in columns)
     for sampler_input in inputs:
-        sampler_input.extra[SEED_TIME] = sampler_input.extra[SEED_TIME].to(
+        sampler_input.extra[column] = sampler_input.extra[column].to(
             torch.float64 if is_float else torch.int64
         )
     return inputs
-
-
-def check_time_given(given: Any, expansion: ExpansionOptions, name: str = "input_time") -> None:
-    """Raise `ConfigError` if seeds have times and nothing is sampled by time."""
-    if given is not None and expansion.time_attr is None:
-        raise ConfigError(f"{name} was given without time_attr, which says whose times it bounds")
 
 
 Weighted = dict[EdgeType, bool] | None

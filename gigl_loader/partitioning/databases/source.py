@@ -81,7 +81,7 @@ class Database:
                 rows = f"SELECT * FROM {quoted_name(f'arrow rows of {table}')}"
             if self.cut is not None and keys.time_col is not None:
                 kind = self.columns[table][keys.time_col]
-                rows = f"SELECT * FROM ({rows}) WHERE {_upto_sql(keys.time_col, kind, self.cut)}"
+                rows = f"SELECT * FROM ({rows}) WHERE {upto_sql(keys.time_col, kind, self.cut)}"
             with named(f"table {table!r}"):
                 view = quoted_name(table)
                 connection.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS {rows}")
@@ -145,7 +145,8 @@ def seconds_sql(name: str, kind: str) -> str:
     return f"CASE WHEN isfinite({stamp}) THEN {_seconds(f'epoch_us({stamp})', 10**6)} END"
 
 
-def _upto_sql(column: str, kind: str, cut: int) -> str:
+def upto_sql(column: str, kind: str, cut: int) -> str:
+    """Return SQL that is true for rows up to a second, inclusive."""
     # not by seconds, which are rounded down: half a second later is later
     name, family = quoted_name(column), family_of(kind)
     if family in ("int", "float", "decimal"):
@@ -231,19 +232,31 @@ def _checked_keys(keys: Any, where: str) -> dict[str, dict[str, Any]]:
     return {table: dict(entry) for table, entry in (keys or {}).items()}
 
 
-def _open_folder(folder: Path) -> Database:
-    path = folder / MANIFEST
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return what a manifest says: a mapping.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
     try:
         import yaml
 
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except ImportError as error:
         raise ConfigError(f'{path} needs pyyaml: pip install "gigl_loader[tables]"') from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {first_line(error)}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("tables"), dict):
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must be a mapping, got {type(content).__name__}")
+    return content
+
+
+def _open_folder(folder: Path) -> Database:
+    path = folder / MANIFEST
+    content = read_yaml(path)
+    if not isinstance(content.get("tables"), dict):
         raise ConfigError(f"{path} must have the key tables, a mapping from names to keys")
     rows = {}
     declared = _checked_keys(content["tables"], f"{path}: keys")

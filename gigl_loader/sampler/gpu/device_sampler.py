@@ -598,6 +598,8 @@ def check_plan(plan: SamplingPlan) -> None:
         raise _refused(f'subgraph_type="{subgraph}"')
     if plan.feature_store is not None:
         raise _refused("feature_store")
+    if plan.expansion.adaptive_fanout:
+        raise _refused("adaptive_fanout=True")
 
 
 def require_neighbor_sampler(sampler: Sampler) -> NeighborSampler:

@@ -7,6 +7,7 @@ while it reads the others, and puts the responses in the order of the ids. Rows 
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace as replace_fields
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -125,6 +126,9 @@ class LocalReader:
         order = self._view.times[draw.edge_type] if draw.timed else None
         if trees is not None:  # one node has other neighbours in each tree
             ids = ids + trees.tree * self._num_rows_of(draw.edge_type)
+        fanout = None if trees is None else trees.fanout
+        if fanout is not None:  # rows are looked up whole, and cut below
+            draw, last = replace_fields(draw, fanout=-1, last=False), draw.last
         if order is not None and trees is not None:
             total, most = self._count_timed(draw, adjacency, order, at, trees, replace, rows)
         elif weights is not None:
@@ -133,6 +137,8 @@ class LocalReader:
             )
         else:
             total, most = kernels.count_uniform(adjacency.indptr, at, draw.fanout, replace, *rows)
+        if fanout is not None:
+            total = _cut(fanout, *rows, replace=replace, last=last)
         # before memory is taken for them
         check_drawn(total, draw.most, f"neighbours of {size:,} nodes over {draw.edge_type}")
         offsets = get("positions", total)
@@ -258,6 +264,21 @@ class ReaderOfThread(threading.local):
 
     def __init__(self, view: PartitionView[Array]) -> None:
         self.reader = LocalReader(view)  # called by each thread that looks at this object
+
+
+def _cut(
+    fanout: Array, starts: Array, degrees: Array, counts: Array, *, replace: bool, last: bool
+) -> int:
+    """Cut the draws of whole rows to a fan-out of each node; return their sum.
+
+    ``counts`` are the neighbours that each row has to draw from; see `count_uniform`.
+    """
+    taken = np.minimum(counts, fanout)
+    if last:  # the end of the row, which is by time and then without weights
+        starts += degrees - taken
+        degrees[:] = taken
+    counts[:] = np.where(counts > 0, fanout, 0) if replace else taken
+    return int(counts.sum())
 
 
 class GraphReader:

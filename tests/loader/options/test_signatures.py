@@ -60,8 +60,11 @@ GROUPS = {
         "edge_label_time",
         "temporal_strategy",
         "time_window",
+        "input_start_time",
+        "input_end_time",
         "with_hop",
         "tokens",
+        "adaptive_fanout",
     ),
     "Ranks": ("shard", "even_ranks"),
     "Processes": ("num_workers", "worker_concurrency", "exchange", "in_order", "worker_init_fn"),
@@ -137,7 +140,7 @@ def test_gigls_own_keywords_come_last_and_ours_fit_on_a_page() -> None:
     gigls = {*list(inspect.signature(DistNeighborLoader).parameters)[:19]}
     assert {*list(GROUPS.values())[-1]} <= gigls
     for loader in LOADERS:  # `device` is GiGL's `pin_memory_device` by torch's name
-        assert len(inspect.signature(loader).parameters.keys() - gigls - {"device"}) <= 34
+        assert len(inspect.signature(loader).parameters.keys() - gigls - {"device"}) <= 37
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -211,7 +214,7 @@ def test_own_words_go_before_those_of_all_loaders() -> None:
 
 def test_type_checkers_see_what_the_options_declare() -> None:
     by_keyword = get_type_hints(LoaderKeywords)
-    declared = get_type_hints(LoaderOptions) | get_type_hints(ExpansionOptions)
+    declared = get_type_hints(ExpansionOptions) | get_type_hints(LoaderOptions)
     assert get_type_hints(AllKeywords) == {name: declared[name] for name in KEYWORDS}
     assert by_keyword.keys() < KEYWORDS.keys()
     assert declared.keys() - KEYWORDS.keys() == {"num_neighbors", "expansion"}

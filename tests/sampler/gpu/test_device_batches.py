@@ -31,6 +31,9 @@ REFUSED = {
     "nodes, bidirectional",
     "subgraphs",
     "typed subgraphs",
+    "nodes, adaptive by time",
+    "typed nodes, adaptive, weighted",
+    "typed links, adaptive, replace",
 }
 wide = pytest.mark.wide
 ONE: dict[str, Any] = {"batch_size": 4, "seed": 5, "num_workers": 0}
