@@ -76,6 +76,8 @@ nitpick_ignore_regex = [
     # standard interfaces that the inventory has under another name
     ("py:class", r"collections\.abc\.Hashable"),
     ("py:class", r"dataclasses\.InitVar"),
+    # the inventories have others of these modules
+    ("py:class", r"datetime\.date|pa\.Table"),
     # type variables
     ("py:.*", r"gigl_loader\..*\.[A-Z]"),
     # Arguments and values of methods that loaders and servers call, not users: they are explained
@@ -85,7 +87,7 @@ nitpick_ignore_regex = [
         r"gigl_loader\..*\.(ArrowBatches|Attempt|CacheOptions|Cluster|SourceOptions|EpochRequest|"
         r"FetchRequest|FixedOptions|HeldPart|HeldSeeds|JobTurns|LoaderInSteps|MessageMemory|Padding|PartitionAnswers|DatasetProperties|PartitionView|SamplesForLoader|"
         r"Placement|ProducerRequest|RangeBook|Received|RemoteSamplerInput|Rendezvous|Security|"
-        r"StorageService|StoreLookup|TorchBackend)",
+        r"StorageService|StoreLookup|TorchBackend|Database)",
     ),
 ]
 

@@ -412,6 +412,8 @@ _PADDING: dict[str, Any] = {
 def _spread(values: Tensor, mask: Tensor, fill: Any) -> Tensor:
     """Return ``values`` of all tokens at their places in ``mask``, and ``fill`` elsewhere."""
     shape = (*mask.shape, *values.shape[1:])
+    if values.size(0) == mask.numel():  # every sequence is full
+        return values.reshape(shape)
     places = mask.view(*mask.shape, *[1] * (values.dim() - 1)).expand(shape)
     return values.new_full(shape, fill).masked_scatter(places, values)  # waits for no count
 

@@ -40,7 +40,7 @@ def col_stats_of(content: dict[str, Any]) -> dict[str, dict[str, dict[Any, Any]]
 
     def value(name: str, kept: Any) -> Any:
         if name.endswith("TIME"):
-            return torch.tensor(kept)
+            return torch.tensor(kept, device="cpu")
         if name in ("COUNT", "MULTI_COUNT"):
             return tuple(kept)
         several = kept if isinstance(kept, list) else [kept]

@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
@@ -385,7 +386,7 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
     def from_database(
         cls,
         source: FilePath | Mapping[str, Any],
-        upto: Any = None,
+        upto: str | int | date | None = None,
         *,
         root: FilePath | None = None,
         num_partitions: int = 1,

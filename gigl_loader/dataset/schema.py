@@ -81,7 +81,7 @@ class DatasetSchema:
     """Types whose nodes have communities, which partitioning found."""
     frames: "dict[str, tuple[Any, ...]]" = field(default_factory=dict)
     """By node type and by ``src__relation__dst``, the columns of rows of mixed types, which batches
-    have as ``tf``; see `gigl_loader.dataset.partition.frames.FrameGroup`."""
+    have as ``tf``: ``FrameGroup`` of ``gigl_loader.dataset.partition.frames``."""
     node_quantization_metadata: InitVar[Any] = None
     """GiGL's; None: batches have the floats of packed columns."""
     edge_quantization_metadata: InitVar[Any] = None

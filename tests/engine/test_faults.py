@@ -118,7 +118,7 @@ def test_a_killed_worker(in_order: bool) -> None:
             pytest.raises(WorkerDiedError, match=rf"worker 1 .pid {pid}. died: SIGKILL"),
         ):
             taken.extend(batch.batch_size for batch in iterator)
-        assert len(taken) < 100
+        assert len(taken) < 1000  # of 3,000: how soon depends on the load
         with _bounded(), pytest.raises(WorkerDiedError, match="num_workers or batch_size"):
             list(loader)
 

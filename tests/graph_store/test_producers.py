@@ -16,6 +16,7 @@ from gigl_loader.graph_store.wire import membership
 from gigl_loader.graph_store.wire.requests import NOBODY, Runs
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sources.batch_source import LINGER_S
+from gigl_loader.testing import wait_until
 
 OPTIONS = SourceOptions(seed=1, timeout_s=0.1)
 
@@ -99,7 +100,12 @@ def test_a_start_that_takes_long_says_for_whom_it_waits(monkeypatch, constants, 
     cluster = _Cluster(monkeypatch)
     late: Future[Any] = Future()
     cluster.answers[2, "create"] = late
-    answer = threading.Timer(0.3, late.set_result, [12])
+
+    def answers() -> None:
+        wait_until(lambda: caplog.records, "it has said for whom it waits")
+        late.set_result(12)
+
+    answer = threading.Thread(target=answers)
     answer.start()
     options = SourceOptions(seed=1, timeout_s=60.0)
     call: Any = create

@@ -65,10 +65,12 @@ class Split:
         """The destinations' type, and ``[rows, num_dst_nodes]`` bool, sparse CSR."""
         table, pairs = self.links()
         rows, ids = pairs.unique(dim=1)  # sorted, as the form wants it
-        starts = torch.searchsorted(rows.contiguous(), torch.arange(len(self) + 1))
-        marks, shape = torch.ones(ids.numel(), dtype=torch.bool), (len(self), self.num_dst_nodes)
+        starts = torch.searchsorted(rows.contiguous(), torch.arange(len(self) + 1, device="cpu"))
+        marks, shape = torch.ones_like(ids, dtype=torch.bool), (len(self), self.num_dst_nodes)
         ids = ids.contiguous()
-        return table, torch.sparse_csr_tensor(starts, ids, marks, shape, check_invariants=True)
+        return table, torch.sparse_csr_tensor(
+            starts, ids, marks, shape, check_invariants=True, device="cpu"
+        )
 
     @property
     def edges(self) -> tuple[EdgeType, Tensor]:
@@ -92,7 +94,10 @@ def fanouts_of(split: Split, num_neighbors: Any, schema: DatasetSchema) -> Any:
         for name in columns
         for start in ("", "rev_")
     }
-    hidden = {k for k in kinds if {(k[0], k[1]), (k[2], k[1])} & named}
+    # the table with the key is at the other end of the reversed edges: another one that refers to
+    # it by a key of that name keeps its edges
+    ends = {k: k[2] if k[1].startswith("rev_") else k[0] for k in kinds}
+    hidden = {k for k, table in ends.items() if (table, k[1]) in named}
     if not hidden:
         return num_neighbors
     given = num_neighbors if isinstance(num_neighbors, Mapping) else {}
@@ -188,7 +193,7 @@ class SplitInput:
             row = split.links()[1][0]
             time = None if split.time is None else split.time[row]
             return cls(fanouts, split.edges, time, row)
-        columns = [split.nodes[1], split.time, torch.arange(len(split))]
+        columns = [split.nodes[1], split.time, torch.arange(len(split), device="cpu")]
         if is_remote:  # any server samples any seed
             servers = dataset.cluster_info.num_storage_nodes
             ids, time, rows = (

@@ -5,6 +5,7 @@
     dataset.task("churn") --> Task --> split("train") --> Split --> DistNeighborLoader(..., split)
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import FilePath, NodeType
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.loader.seeds.split import Split
+from gigl_loader.partitioning.databases.database_tables import digest_of_source
 from gigl_loader.partitioning.databases.source import (
     MANIFEST,
     Database,
@@ -40,6 +43,7 @@ SplitName = Literal["train", "val", "test"]
 Kind = Literal["forecast", "autocomplete", "external"]
 _LABELS, _ROWS = '"gigl_loader labels"', '"gigl_loader rows"'
 _ALIKE = ("name", "kind", "task_type", "timedelta", "num_eval_timestamps", "sql")
+_log = logging.getLogger(__name__)
 Column = Callable[[str], Any]
 """Returns the values of some SQL over the rows, as Arrow's."""
 
@@ -131,6 +135,12 @@ class Task:
         if task.database is None and source is not None:
             keys = None if Path(source).is_dir() else known["tables"]
             task = replace(task, database=open_database(source, keys))
+            if "files" in known and known["files"] != digest_of_source(source):
+                _log.warning(
+                    "%s has changed since the dataset was made of it (sizes or times of its "
+                    "files): labels come from other rows than batches; make the dataset again",
+                    source,
+                )
         return replace(task, dataset=dataset)
 
     @property
@@ -241,7 +251,7 @@ def _range(connection: Any, database: Database) -> tuple[int, int]:
     for table, keys in database.tables.items():
         if keys.time_col is not None:
             kind, rows = database.columns[table][keys.time_col], quoted_name(table)
-            seconds = seconds_sql(keys.time_col, kind)
+            seconds = seconds_sql(quoted_name(keys.time_col), kind)
             first, last = one_row(connection, f"SELECT min({seconds}), max({seconds}) FROM {rows}")
             if first is not None:
                 at_once = upto_sql(keys.time_col, kind, first)
@@ -284,6 +294,11 @@ def seed_times(task: Task, database: Database, split: str, connection: Any) -> l
 
 def _forecast(task: Task, database: Database, split: str, connection: Any) -> tuple[str, str]:
     """Return SQL for the labels, and for those whose entities the database has at test time."""
+    if task.time is None or not (task.target or task.destination):
+        raise ConfigError(
+            f"task {task.name!r}: sql needs time=, the column of the seeds' times, and target= or "
+            "destination="
+        )
     times, delta = seed_times(task, database, split, connection), _delta(task, connection)
     connection.execute(
         "CREATE TEMP TABLE timestamps AS SELECT make_timestamp(unnest(?::BIGINT[]) * 1000000) AS "
@@ -386,7 +401,9 @@ def _as_split(
     ids = _ids(task, task.entity[0], column, quoted_name(entity), kinds[entity], what)
     seconds = target = pairs = None
     if time is not None:
-        seconds = _tensor(column(f"{seconds_sql(time, kinds[time])}::BIGINT"), what, time)
+        seconds = _tensor(
+            column(f"{seconds_sql(quoted_name(time), kinds[time])}::BIGINT"), what, time
+        )
     if mask:
         table = table.select([name for name in (time, entity) if name is not None])
     elif task.destination is not None:
@@ -394,7 +411,10 @@ def _as_split(
         lists, kind = quoted_name(name), kinds[name].removesuffix("[]")
         counts = _tensor(column(f"len({lists})"), what, name)
         of = _ids(task, other, column, f"unnest({lists})", kind, what)
-        pairs = other, torch.stack([torch.arange(len(ids)).repeat_interleave(counts), of])
+        pairs = (
+            other,
+            torch.stack([torch.arange(len(ids), device="cpu").repeat_interleave(counts), of]),
+        )
     else:
         target = _target(task, column, kinds[task.target], what)
     num_dst = 0
@@ -419,7 +439,7 @@ def _target(task: Task, column: Column, kind: str, what: str) -> Tensor:
         if len({len(row) for row in rows}) > 1:
             raise ConfigError(f"{what}: the lists of {task.target!r} have different lengths")
         try:
-            return torch.as_tensor(rows)
+            return torch.as_tensor(rows, device="cpu")
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{what}: {task.target!r} has no numbers: {error}") from error
     if task.task_type == "multiclass_classification":
@@ -436,10 +456,14 @@ def _ids(task: Task, table: str, column: Column, name: str, kind: str, what: str
         is_text = dataset.to_original(some, table).dtype == object
     is_number = family_of(kind) in ("int", "float", "decimal") and not is_text
     may_be_fractions = is_number and family_of(kind) != "int"
-    as_type = "DOUBLE" if may_be_fractions else "BIGINT" if is_number else "VARCHAR"
+    # not by way of floats where there are none, which are rounded from 2^53 on
+    as_type = kind if may_be_fractions else "BIGINT" if is_number else "VARCHAR"
     keys = column(f"TRY_CAST({name} AS {as_type})")
     if may_be_fractions:  # null, as the others that name no row: a cast would round
-        keys = pc.if_else(pc.equal(keys, pc.floor(keys)), keys, None).cast("int64")
+        try:
+            keys = pc.if_else(pc.equal(keys, pc.floor(keys)), keys, None).cast("int64")
+        except pa.ArrowInvalid as error:
+            raise ConfigError(f"{what}: {name} has no keys of {table!r}: {error}") from error
     if dataset is None and not is_number:
         raise ConfigError(f"{what}: keys of {table!r} are text: take the task from a dataset")
     if dataset is None or keys.null_count:

@@ -27,6 +27,7 @@ from gigl_loader.partitioning.partition_tables import digest_of_table
 from gigl_loader.partitioning.tables.frame_rows import FrameNodes
 from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable, TableGraph, read_graph
 from gigl_loader.partitioning.tables.table_files import stamp
+from gigl_loader.runtime.decoding import analysed
 
 _PICTURE = "schema.svg"
 _log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def tables_of(
         folder, chosen = job.folder / "tables" / str(number), kinds.get(table, {})
         given = (job, database, table, facts, chosen, before, embed, folder)
         made = job.step(f"rows/{number}", partial(encode_table, *given))
-        encoded[table] = msgspec.convert(made, EncodedTable)
+        encoded[table] = msgspec.convert(made, analysed(EncodedTable))
     left_out: dict[str, list[str]] = {}
     for table, rows in encoded.items():
         for reason, names in rows.left_out.items():
@@ -121,6 +122,7 @@ def tables_of(
     described = {
         "version": 1,
         "source": database.source,
+        "files": None if database.source is None else digest_of_source(database.source),
         "tables": {table: vars(keys) for table, keys in database.tables.items()},
         "val_timestamp": database.val_timestamp,
         "test_timestamp": database.test_timestamp,

@@ -40,6 +40,9 @@ _TEXTS = 4096
 """Texts that are embedded in one call."""
 _COMPARABLE = (("int", "float", "decimal"), ("text", "enum"), ("time",))
 _NUMBERS = _COMPARABLE[0]
+_THERE = '"gigl_loader key"'
+_EXACT = {"DOUBLE": 2**53 - 1, "FLOAT": 2**24 - 1}
+"""Integers up to here are one float each."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +65,8 @@ def _key_sql(column: str, kind: str, *, as_text: bool) -> str:
     if as_text:
         return f"CAST({f'CAST({name} AS DOUBLE)' if family == 'float' else name} AS VARCHAR)"
     whole = f"CASE WHEN {name} = trunc({name}) THEN TRY_CAST({name} AS BIGINT) END"
+    if family == "float":  # a larger one may be another integer, rounded
+        whole = f"CASE WHEN abs({name}) <= {_EXACT[kind]} THEN {whole} END"
     return whole if family in ("float", "decimal") else f"TRY_CAST({name} AS BIGINT)"
 
 
@@ -170,7 +175,8 @@ def _check_foreign_key(
     kind, wanted = database.columns[table][column], database.columns[parent][pkey]
     null, key = _is_null(column, kind), _key_sql(column, kind, as_text=as_text[parent])
     there = _key_sql(pkey, wanted, as_text=as_text[parent])
-    there = f"(SELECT {there} AS k FROM {quoted_name(parent)}) AS there ON {key} = there.k"
+    # the alias is no column of the table, in which "k" may be one
+    there = f"(SELECT {there} AS {_THERE} FROM {quoted_name(parent)}) ON {key} = {_THERE}"
     families = {family_of(kind), family_of(wanted)}
     if kind != wanted and not any(families <= {*group} for group in _COMPARABLE):
         # one that is null everywhere may be of any type
@@ -182,7 +188,7 @@ def _check_foreign_key(
         return True
     nulls, missing = one_row(
         cut,
-        f"SELECT count(*) FILTER ({null}), count(*) FILTER (NOT {null} AND there.k IS NULL) FROM "
+        f"SELECT count(*) FILTER ({null}), count(*) FILTER (NOT {null} AND {_THERE} IS NULL) FROM "
         f"{view} LEFT JOIN {there}",
     )
     in_none, lost = 0, f"{view} ANTI JOIN {there} WHERE NOT {null}"
@@ -362,10 +368,12 @@ class _Frame:
         # An enum of the engine finds a text by a hash table, and rows stay in order, as in a join
         # they need not.
         kind = quoted_name(f"categories {name}")
-        self._connection.register("categories", pa.table({"v": pa.array(values, pa.string())}))
+        # Under the name of the type, and not for longer: a table may be called categories.
+        self._connection.register(kind[1:-1], pa.table({"v": pa.array(values, pa.string())}))
         self._connection.execute(
-            f"DROP TYPE IF EXISTS {kind}; CREATE TYPE {kind} AS ENUM (SELECT v FROM categories)"
+            f"DROP TYPE IF EXISTS {kind}; CREATE TYPE {kind} AS ENUM (SELECT v FROM {kind})"
         )
+        self._connection.unregister(kind[1:-1])
         return f"CAST(enum_code(TRY_CAST({value} AS {kind})) AS INTEGER)"
 
     def _add_padded(self, kind: str, numbered: Mapping[str, Column], width: int) -> None:
@@ -432,7 +440,14 @@ class _Embeddings:
         with path.open("wb") as file:
             for batch in connection.sql(query).to_arrow_reader(_TEXTS):
                 texts = batch.column("t").to_pylist()
-                vectors = np.ascontiguousarray(np.asarray(embed(texts)), np.float32)
+                given = embed(texts)
+                try:
+                    vectors = np.ascontiguousarray(np.asarray(given), np.float32)
+                except (TypeError, ValueError, RuntimeError) as error:
+                    raise ConfigError(
+                        f"embed= must return an array [{len(texts)}, d] for {len(texts)} texts of "
+                        f"{where}, got {type(given).__name__}: {error}"
+                    ) from error
                 if vectors.ndim != 2 or vectors.shape != (len(texts), width or vectors.shape[1]):
                     raise ConfigError(
                         f"embed= must return an array [{len(texts)}, d] for {len(texts)} texts of "

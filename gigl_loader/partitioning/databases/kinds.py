@@ -22,8 +22,8 @@ _SURELY_RARE = 0.3
 the estimate: exact from 0.2 on."""
 _LONGEST = 256
 """Values in a cell of a column of lists or several categories."""
-_MOST_SECONDS = 10**12
-"""The year 33,658; years are kept in 16 bits."""
+_MOST_SECONDS = 970 * 10**9
+"""The year 32,708, and -28,769 before 1970; years are kept in 16 bits."""
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _MANY_VALUES = 2**25
 """More numbers are sorted on disk for their quantiles, fewer are kept in memory."""
@@ -165,13 +165,14 @@ class Columns:
                 of_column["whole"] = f"bool_and({value} = trunc({value}) AND isfinite({value}))"
             name = quoted_name(column.name)
             if family == "time":  # cheaper than the latest of the seconds
-                last = f"max({name}) FILTER (isfinite({name}))"
-                of_column["last"] = seconds_sql(last, column.type)
+                for end, of_end in (("first", "min"), ("last", "max")):
+                    found_end = f"{of_end}({name}) FILTER (isfinite({name}))"
+                    of_column[end] = seconds_sql(found_end, column.type)
             elif family == "text":  # if all are times, so are these two
                 ends = (seconds_sql(f"{end}({name})", column.type) for end in ("min", "max"))
                 of_column["may_be_times"] = " + ".join(ends)
             elif column.kind == "timestamp":
-                of_column["last"] = f"max({name})"
+                of_column |= {"first": f"min({name})", "last": f"max({name})"}
             if family in _LISTS:
                 wrong = "x IS NULL" + (" OR NOT isfinite(x)" if family == "float[]" else "")
                 wrong = f"list_bool_or(list_transform({value}, lambda x: {wrong}))"
@@ -234,8 +235,8 @@ class Columns:
         if column.kind == "timestamp":
             if column.family == "text" and facts["times"] < facts["count"]:
                 self._refuse(column, "has texts that are no times such as 2020-01-31 12:00:00")
-            if (facts["last"] or 0) > _MOST_SECONDS:
-                self._refuse(column, "has times after the year 32,767")
+            if max(facts["last"] or 0, -(facts.get("first") or 0)) > _MOST_SECONDS:
+                self._refuse(column, "has times after the year 32,707, or before -28,768")
         if column.kind == "embedding":
             if facts["count"] < facts["rows"] or facts["wrong"] or facts["most"] != facts["least"]:
                 self._refuse(column, "must have lists of one length without a missing value")
@@ -281,10 +282,14 @@ class Columns:
 
     def _categories(self, column: Column, rows: str) -> dict[str, Any]:
         """Count categories: descending, ties by first appearance."""
-        value, source = column.category_sql, f"(SELECT *, row_number() OVER () AS i FROM {rows})"
+        value = column.category_sql
         if column.kind == "multicategorical":
-            value, source = "v", f"(SELECT unnest({column.parts_sql}) AS v, i FROM {source})"
-        counts = f"SELECT {value} AS v, count(*) AS c, min(i) AS f FROM {source} GROUP BY 1"
+            value = column.parts_sql
+        # without the other columns, which may have the name of the number
+        source = f"(SELECT {value} AS v, row_number() OVER () AS i FROM {rows})"
+        if column.kind == "multicategorical":
+            source = f"(SELECT unnest(v) AS v, i FROM {source})"
+        counts = f"SELECT v, count(*) AS c, min(i) AS f FROM {source} GROUP BY v"
         query = f"SELECT v, c FROM ({counts}) WHERE v IS NOT NULL ORDER BY c DESC, f, v"
         found = self._connection.execute(query).fetchall()
         name = "COUNT" if column.kind == "categorical" else "MULTI_COUNT"

@@ -6,12 +6,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
+from types import CodeType
 from typing import Any, Literal, cast
 
 from gigl_loader.dataset.format.directory import Target
 from gigl_loader.dataset.schema import EdgeDir, FilePath
-from gigl_loader.errors import ConfigError, explained_limits
+from gigl_loader.errors import ConfigError, WrongTypeError, explained_limits
 from gigl_loader.partitioning.partition_tables import (
     check_settings,
     complete_report,
@@ -23,6 +25,9 @@ from gigl_loader.runtime.object_storage.folder_cache import Cache
 
 _log = logging.getLogger(__name__)
 
+Time = str | int | date | None
+"""A time, or ``"all"``: see `partition_database`."""
+
 
 @with_known_names
 def partition_database(
@@ -30,12 +35,12 @@ def partition_database(
     root: FilePath | None = None,
     num_partitions: int = 1,
     *,
-    upto: Any = None,
+    upto: Time = None,
     keys: Mapping[str, Mapping[str, Any]] | None = None,
     kinds: Mapping[str, Mapping[str, Any]] | None = None,
     embed: Callable[[list[str]], Any] | None = None,
     dangling: Literal["error", "drop"] = "error",
-    stats_upto: Any = None,
+    stats_upto: Time = None,
     method: Method = "contiguous",
     edge_dir: EdgeDir = "in",
     seed: int = 0,
@@ -66,8 +71,8 @@ def partition_database(
         kinds: ``{table: {column: kind}}`` of columns that the rules get wrong: a text, a
             ``torch_frame.stype``, or None to leave the column out.
         embed: A function from a list of texts to an array ``[n, d]``, called once for each distinct
-            text. None: texts are left out. It is known by its name: another one of that name needs
-            ``overwrite=True``.
+            text. None: texts are left out. It is known by its name and code: an object with other
+            contents, such as a newer model, needs ``overwrite=True``.
         dangling: ``"error"``, or ``"drop"`` to leave out edges of foreign keys that are in no row.
         stats_upto: Statistics and categories come from rows before this time. None: the
             ``val_timestamp`` of a folder that names one; ``"all"``: from all rows.
@@ -95,16 +100,18 @@ def partition_database(
 
     if dangling not in ("error", "drop"):
         raise ConfigError(f'dangling must be "error" or "drop", got {dangling!r}')
-    times = {
+    times: dict[str, Any] = {
         name: value if value in (None, "all") else databases.seconds_of(value, name)
         for name, value in (("upto", upto), ("stats_upto", stats_upto))
     }
+    if embed is not None and not callable(embed):
+        raise WrongTypeError(f"embed must be a function of a list of texts, got {embed!r}")
     chosen = _checked_kinds(kinds)
     request = {
         "source": database_tables.digest_of_source(source),
         "keys": keys,
         "kinds": chosen,
-        "embed": None if embed is None else getattr(embed, "__qualname__", str(type(embed))),
+        "embed": None if embed is None else _told_of(embed),
         **times,
         "rest": [num_partitions, dangling, method, edge_dir, seed],
     }
@@ -132,6 +139,13 @@ def partition_database(
             drop = dangling == "drop"
             given_tables = (job, cut, chosen, given["stats_upto"], embed, digest)
             graph = database_tables.tables_of(*given_tables, drop=drop)
+            # files of a folder are read several times, and the digest is older than all of that
+            is_folder = database.source is not None and os.path.isdir(database.source)
+            if is_folder and database_tables.digest_of_source(source) != request["source"]:
+                raise ConfigError(
+                    f"files of {source} changed while they were read: call again when nothing "
+                    "writes to them"
+                )
         except ConfigError:  # finished work is useless with other tables or arguments
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -157,6 +171,22 @@ def partition_database(
     return root or place.path, report
 
 
+def _told_of(embed: Callable[..., Any]) -> list[Any]:
+    """Return what is known of a function without a call: two lambdas have one name."""
+    name = f"{getattr(embed, '__module__', '')}.{getattr(embed, '__qualname__', type(embed))}"
+    held = [cell.cell_contents for cell in getattr(embed, "__closure__", None) or ()]
+    plain = [repr(one) for one in held if isinstance(one, str | int | float | bool | None)]
+    return [name, plain, _told_of_code(getattr(embed, "__code__", None))]
+
+
+def _told_of_code(code: Any) -> Any:
+    if isinstance(code, frozenset):  # its order differs between runs
+        return sorted(map(repr, code))
+    if not isinstance(code, CodeType):
+        return repr(code)
+    return [code.co_code.hex(), code.co_names, [_told_of_code(one) for one in code.co_consts]]
+
+
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Be the only process of this machine that writes; the lock ends with the process."""
@@ -171,6 +201,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _checked_kinds(kinds: Any) -> dict[str, dict[str, str | None]]:
+    if not isinstance(kinds, Mapping | None):
+        raise WrongTypeError(f"kinds must be a dict by table, got {type(kinds).__name__}")
     for table, of_table in (kinds or {}).items():
         if not isinstance(of_table, Mapping):
             raise ConfigError(f"kinds of table {table!r} must be a dict by column: {of_table!r}")

@@ -5,6 +5,7 @@ A `Database` is a folder in RelBench's layout, a DuckDB or SQLite file, or a dic
 """
 
 import os
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,9 @@ Keys = Mapping[str, Mapping[str, Any]] | None
 MANIFEST = "manifest.yaml"
 _ATTACHED = "gigl_loader_source"
 _SQLITE_ROWS = 65_536
+_TIME = re.compile(
+    r"\d{4}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?([+-]\d\d:?\d\d|Z)?)?)?)?"
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class Database:
             connection: One to add the views to. None: a new one, in memory.
         """
         connection = connection or duckdb.connect(config={"autoinstall_known_extensions": False})
+        # else times with a zone and those without are compared by the clock of this machine
+        connection.execute("SET TimeZone = 'UTC'")
         if self.attached is not None:
             path = quoted(self.attached)
             connection.execute(f"ATTACH IF NOT EXISTS {path} AS {_ATTACHED} (READ_ONLY)")
@@ -161,6 +167,8 @@ def seconds_of(value: Any, what: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     try:
+        if isinstance(value, str) and not _TIME.fullmatch(value):
+            raise ValueError  # numpy takes "20200131" as a year
         stamp = np.datetime64(value).astype("M8[s]")
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{what} must be a time such as 2020-01-31, got {value!r}") from error
@@ -324,13 +332,17 @@ def _declared(
     """
     pkeys = {table: columns[0] for table, columns in primary.items() if len(columns) == 1}
     fkeys: dict[str, dict[str, str]] = {table: {} for table in tables}
-    for table, columns, parent, named_by in foreign:
+    # as SQL: a reference may be in other letters than the table
+    spelled = {name.casefold(): name for name in tables}
+    for table, columns, written, named_by in foreign:
+        parent = spelled.get(written.casefold(), written)
         if len(columns) > 1:
             raise ConfigError(
                 f"table {table!r} refers to {parent!r} by {', '.join(columns)}: a key of several "
                 "columns cannot be used; give both tables one column for it"
             )
-        if named_by and pkeys.setdefault(parent, named_by[0]) != named_by[0]:
+        name = pkeys.setdefault(parent, named_by[0]) if named_by else ""
+        if named_by and name.casefold() != named_by[0].casefold():
             raise ConfigError(
                 f"table {table!r} refers to {parent!r} by its column {named_by[0]!r}, and rows "
                 f"there are named by {pkeys[parent]!r}: refer to that one"
@@ -453,7 +465,9 @@ def _checked(database: Database, given: Mapping[str, Mapping[str, Any]]) -> Data
     if unknown := set(given) - set(tables):
         raise ConfigError(f"keys name tables {sorted(unknown)}, and there are {sorted(tables)}")
     for table, entry in given.items():
-        tables[table] = replace(tables[table], **{k: v for k, v in entry.items() if v is not None})
+        more = {k: v for k, v in entry.items() if v is not None}
+        more["fkeys"] = tables[table].fkeys | dict(more.get("fkeys") or {})
+        tables[table] = replace(tables[table], **more)
     with closing(database.connect()) as connection:
         for table in tables:
             with named(f"table {table!r}"):

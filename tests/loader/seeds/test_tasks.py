@@ -24,7 +24,7 @@ from gigl_loader import (
     UsageError,
 )
 from gigl_loader.errors import WrongTypeError
-from gigl_loader.loader.seeds.split import fanouts_of
+from gigl_loader.loader.seeds.split import Split, fanouts_of
 from gigl_loader.partitioning.databases.source import open_database
 from gigl_loader.testing import batch_digest, run_cluster, run_ranks
 from tests.support import relbench_folder
@@ -333,6 +333,69 @@ def test_a_key_is_hidden_from_fan_outs_by_type_too(dataset: DistDataset) -> None
     for wrong in ({"sampler_options": PPRSamplerOptions()}, {"subgraph_type": "induced"}):
         with pytest.raises(ConfigError, match="hides foreign keys by fan-outs of 0"):
             DistNeighborLoader(dataset, FANOUT, split, **wrong)
+
+
+def test_a_key_of_another_table_with_the_same_name_stays(tmp_path: Path) -> None:
+    tables = {"users": pa.table({"id": [0, 1], "by": [1, 0]}), "posts": pa.table({"by": [0, 1]})}
+    keys = {"users": {"pkey": "id", "fkeys": {"by": "users"}}, "posts": {"fkeys": {"by": "users"}}}
+    dataset = DistDataset.from_database(tables, root=tmp_path / "r", keys=keys, progress=False)
+    given: Any = {"nodes": ("users", torch.arange(2)), "time": None, "target": None}
+    split = Split("t", "train", pa.table({}), **given, hidden={"users": ["by"]})
+    found = fanouts_of(split, [1], dataset.schema)
+    assert {kind for kind, hops in found.items() if hops == [0]} == {
+        ("users", "f2p_by", "users"),
+        ("users", "rev_f2p_by", "users"),
+    }
+
+
+def test_labels_of_a_folder_that_has_changed_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = relbench_folder.write(tmp_path / "shop")
+    dataset = _opened(folder)
+    dataset.task("user-spends")
+    assert "has changed since" not in caplog.text
+    path = folder / "db" / "transactions.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 10), path)
+    dataset.task("user-spends")
+    assert "shop has changed since the dataset was made of it" in caplog.text
+
+
+@pytest.mark.parametrize("lost", ["time", "target"])
+def test_a_query_without_a_time_or_a_target(dataset: DistDataset, lost: str) -> None:
+    task = replace(dataset.task("user-spends"), **{lost: None})
+    with pytest.raises(ConfigError, match="sql needs time="):
+        task.split("train")
+
+
+@pytest.mark.parametrize("key", ["c", "c::DECIMAL(18, 0)", "c::HUGEINT"])
+def test_times_and_keys_of_any_name_and_size(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "shop.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(f"""
+            CREATE TABLE p (id BIGINT PRIMARY KEY);
+            INSERT INTO p VALUES ({2**53}), ({2**53 + 1});
+            CREATE TABLE s (c BIGINT REFERENCES p (id), "at" TIMESTAMP);
+            INSERT INTO s SELECT {2**53} + i % 2, make_timestamp(i * 86400000000)
+            FROM range(40) t(i);
+        """)
+    task = Task(
+        entity=("p", "c"),
+        time="order",
+        target="n",
+        timedelta="4 days",
+        val_timestamp="1970-01-20",
+        test_timestamp="1970-01-30",
+        sql=f"""SELECT timestamp AS "order", {key} AS c, count(*) AS n FROM timestamps, s
+            WHERE "at" > timestamp AND "at" <= timestamp + INTERVAL '{{timedelta}}' GROUP BY ALL""",
+    )
+    dataset = DistDataset.from_database(
+        path, root=tmp_path / "root", keys={"s": {"time_col": "at"}}, progress=False
+    )
+    split = dataset.task(task).split("train")
+    assert split.time is not None
+    assert split.time.unique().tolist() == [3 * 86_400 + 4 * 86_400 * i for i in range(4)]
+    assert split.nodes[1].tolist() == [0, 1] * 4
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,15 @@ def test_each_text_is_embedded_once(tmp_path: Path) -> None:
     assert dataset.col_stats["child"]["v"] == {StatType.EMB_DIM: 3}
 
 
-@pytest.mark.parametrize("wrong", [lambda t: np.zeros(len(t)), lambda t: np.zeros((1, 2))])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda t: np.zeros(len(t)),
+        lambda t: np.zeros((1, 2)),
+        lambda t: [[0.0] * (i + 1) for i in range(len(t))],
+        lambda t: torch.zeros(len(t), 2, requires_grad=True),
+    ],
+)
 def test_a_wrong_embedder_is_refused(wrong: Any, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"embed= must return an array \[2, d\] for 2 texts of column"

@@ -4,12 +4,14 @@ import hashlib
 import json
 import logging
 import threading
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -25,7 +27,8 @@ from gigl_loader import (
     partition_tables,
 )
 from gigl_loader.commands import partition as command
-from gigl_loader.partitioning.databases import database_tables
+from gigl_loader.partitioning.databases import database_tables, encode
+from gigl_loader.partitioning.databases.partition_database import _told_of
 from gigl_loader.partitioning.resumable import ResumableJob
 from gigl_loader.runtime.object_storage.folder_cache import CACHE_DIR_VARIABLE
 from tests.partitioning.databases.folders import (
@@ -236,6 +239,50 @@ def test_a_cut_is_inclusive_and_its_ids_are_rows(
     assert numbers.flatten().tolist() == [1.0, 2.0, 3.0]
 
 
+def test_files_that_change_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_folder(tmp_path / "shop", shop(40))
+    check = encode.check_keys
+
+    def check_then_write(*args: Any, **how: Any) -> Any:
+        found = check(*args, **how)
+        pq.write_table(shop(60)["orders"], source / "db" / "orders.parquet")
+        return found
+
+    monkeypatch.setattr(database_tables, "check_keys", check_then_write)
+    with pytest.raises(ConfigError, match="shop changed while they were read"):
+        partition_database(source, tmp_path / "root", dangling="drop", progress=False)
+    assert not (tmp_path / "root").exists()
+    assert not (tmp_path / ".root.database").exists()
+
+
+def test_a_cut_is_in_utc_on_any_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        tables = {
+            "users": pa.table({"id": [0]}),
+            "posts": pa.table(
+                {"by": [0, 0], "at": stamps([10, 20]).cast(pa.timestamp("us", "UTC"))}
+            ),
+        }
+        keys = {"users": {"pkey": "id"}, "posts": {"time_col": "at", "fkeys": {"by": "users"}}}
+        dataset = DistDataset.from_database(tables, 10, keys=keys, progress=False)
+        assert dataset.view().node_attributes["posts", "time"].values.tolist() == [10]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    "text", ["20200131", "1577836800", "now", "2020-01-31 10:00:00.0000000001"]
+)
+def test_texts_that_numpy_takes_for_other_times(text: str) -> None:
+    with pytest.raises(ConfigError, match="upto must be a time such as 2020-01-31"):
+        partition_database({}, upto=text)
+
+
 def test_batches_on_several_partitions_have_the_rows_of_one(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "shop", shop())
     whole = DistDataset.from_database(source, progress=False)
@@ -296,3 +343,21 @@ def test_progress_names_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture
     partition_database(source, tmp_path / "root")
     assert "read orders" in capsys.readouterr().err
     assert callable(partition_tables)
+
+
+def test_functions_that_embed_are_told_apart_by_their_code() -> None:
+    def made(number: int) -> Any:
+        return lambda texts: np.array([[len(one), number] for one in texts])
+
+    by_code = [
+        made(1),
+        made(2),
+        lambda texts: np.array([[len(one), 1] for one in texts]),
+        lambda texts: np.array([[len(one) + 1, 1] for one in texts]),
+        lambda texts: np.array([[one in {"a", "b"}, 1] for one in texts]),
+        lambda texts: np.array([[one in {"a", "c"}, 1] for one in texts]),
+    ]
+    told = [repr(_told_of(one)) for one in by_code]
+    assert len(set(told)) == len(told)
+    assert repr(_told_of(made(1))) == told[0]
+    assert " at 0x" not in "".join(told), "another process has other addresses"

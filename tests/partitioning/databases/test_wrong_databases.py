@@ -155,6 +155,10 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[Any, Any]], str]] = {
     ),
     "key -1": (_two({"to": [0, -1]}), "foreign key 'to' has 1 row.*such as -1"),
     "key 0.5": (_two({"to": [0.0, 0.5]}), "foreign key 'to' has 1 row.*such as 0.5"),
+    "a float that may be another key": (
+        _two({"to": [float(2**53), None]}, {"id": [2**53, 2**53 + 1]}),
+        "foreign key 'to' has 1 row.*such as 9007199254740992.0",
+    ),
     "key 2^63": (
         _two({"to": pa.array([0, 2**63], pa.uint64())}),
         "foreign key 'to' has 1 row.*such as 9223372036854775808",
@@ -203,6 +207,10 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[Any, Any]], str]] = {
         lambda _: (two_tables({"at": [[1], [2]]}),
                    {**TWO, "child": {**TWO["child"], "time_col": "at"}}),
         "time column 'at' is BIGINT\\[\\]",
+    ),
+    "times that years of 16 bits do not hold": (
+        _two({"at": pa.array([0, -(2**62)], pa.timestamp("us"))}),
+        "'at' .TIMESTAMP. has times after the year 32,707, or before",
     ),
     "a cell of 300 values": (_two({"many": [[1.0] * 300, [1.0]]}), "'many'.* a cell of 300 values"),
     # files
@@ -285,6 +293,8 @@ def test_a_locked_file_is_refused(tmp_path: Path) -> None:
         ({"kinds": {"child": {"x": "colour"}}}, "cannot be 'colour' .kinds: numerical"),
         ({"kinds": {"child": {"x": "embedding"}}}, "'x' .BIGINT. cannot be 'embedding'"),
         ({"kinds": {"child": 5}}, "must be a dict by column"),
+        ({"kinds": ["child"]}, "kinds must be a dict by table, got list"),
+        ({"embed": "glove"}, "embed must be a function of a list of texts, got 'glove'"),
         ({"num_partitions": 0}, "num_partitions"),
         ({"memory": "1MB"}, "memory must be at least"),
     ],
@@ -317,6 +327,7 @@ RIGHT: dict[str, tuple[Any, Any]] = {
     ),
     "halves": ({"to": [0.5, 1.5, -2.0]}, {"id": [0.5, 1.5, -2.0]}),
     "not 0 to n - 1": ({"to": [700, -3, 12]}, {"id": [700, -3, 12]}),
+    "floats of more than 2^53": ({"to": [2e17, 1.0, -2e20]}, {"id": [2e17, 1.0, -2e20]}),
     "bytes": ({"to": [b"\0\1", b"x", b""]}, {"id": [b"\0\1", b"x", b""]}),
     "dictionaries": (
         {"to": pa.array(["x", "y", "z"]).dictionary_encode()},
@@ -359,6 +370,24 @@ def test_a_key_to_its_own_table_and_a_circle(tmp_path: Path) -> None:
     assert edges_of(dataset, ("b", "f2p_a", "a")) == [(0, 0), (1, 0)]
 
 
+def test_names_that_queries_use_themselves(tmp_path: Path) -> None:
+    rows = {"id": [0, 1, 2], "i": [9, 8, 7], "name": [["b"], ["a"], []]}
+    tables = {
+        "categories": pa.table(rows),
+        "there": pa.table({"k": [0, 1, 2], "i": range(9, 6, -1), "name": ["x", "y", "x"]}),
+    }
+    keys = {"categories": {"pkey": "id"}, "there": {"fkeys": {"k": "categories"}}}
+    kinds = {"there": {"name": "categorical", "i": "categorical"}}
+    dataset = _opened(tables, tmp_path / "root", keys, kinds=kinds)
+    assert edges_of(dataset, ("there", "f2p_k", "categories")) == _PAIRS
+    counts = {
+        table: {name: next(iter(of.values()))[0] for name, of in columns.items() if name == "name"}
+        for table, columns in dataset.col_stats.items()
+    }
+    # ties by first appearance, which is no column
+    assert counts == {"categories": {"name": ["b", "a"]}, "there": {"name": ["x", "y"]}}
+
+
 def test_an_empty_table(tmp_path: Path) -> None:
     child = pa.table({"to": pa.array([], pa.int64()), "x": pa.array([], pa.float64())})
     dataset = _opened({**two_tables({"to": [0]}), "child": child}, tmp_path / "root", TWO)
@@ -389,6 +418,21 @@ def test_a_file_of_duckdb(tmp_path: Path) -> None:
     assert times == [1_577_923_200, 1_577_836_800, -9_223_372_037]
     frame = frame_of(dataset, "customers")
     assert frame.feat_dict[_stype("categorical")].tolist() == [[0], [-1]]
+
+
+def test_keys_in_other_letters_and_more_of_them(tmp_path: Path) -> None:
+    statements = (
+        "CREATE TABLE users (ID INTEGER PRIMARY KEY, x REAL)",
+        "CREATE TABLE posts (u INTEGER REFERENCES Users (id), q INTEGER)",
+        "INSERT INTO users VALUES (1, 2.0)",
+        "INSERT INTO posts VALUES (1, 1)",
+    )
+    for make in (_duckdb, _sqlite):
+        source, _ = make(*statements)(tmp_path)
+        keys = {"posts": {"fkeys": {"q": "users"}}}
+        dataset = _opened(source, tmp_path / make.__name__, keys)
+        for column in ("u", "q"):  # keys= adds to those that are declared
+            assert edges_of(dataset, ("posts", f"f2p_{column}", "users")) == [(0, 0)]
 
 
 def test_a_file_of_sqlite(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def enter_during_a_flood(mode: str, patience_s: float) -> list[int]:
             answers = []
             for name in ("one", "two", "three"):
                 with Caller(*flooded.address, security, name, patience_s=patience_s) as caller:
-                    answer = caller.ask("double", question(3), Answer).wait(60)
+                    answer = caller.ask("double", question(3), Answer).wait(patience_s)
                     answers.append(answer.number)
             assert stranger.poll() is None
             return answers
