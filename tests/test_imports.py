@@ -129,6 +129,7 @@ FACES = {
     },
     "partitioning": {
         # for tasks
+        "databases.database_tables": "digest_of_source",
         "databases.source": "Database MANIFEST family_of named one_row open_database read_yaml "
         "seconds_of seconds_sql upto_sql",
         "tables.engine_sql": "quoted quoted_name",

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gigl_loader.batch.message import BatchTicket
 from gigl_loader.errors import SamplingError
 from gigl_loader.runtime.interrupts import UninterruptedLock
-from gigl_loader.sources.workers import pipe
+from gigl_loader.sources.workers import pipe, recovery
 from gigl_loader.sources.workers.pool import WorkerEvent
 from gigl_loader.sources.workers.recovery import Recovery
 from gigl_loader.sources.workers.schedule import BatchStream
@@ -71,6 +72,9 @@ class Tickets(RuleBasedStateMachine):
         concurrency=st.integers(1, 2),
     )
     def make(self, limit: int, in_order: bool, size: int, concurrency: int) -> None:
+        # no pause of a lost worker ends by itself, however long an example takes
+        self.clock = patch.object(recovery, "time", SimpleNamespace(monotonic=lambda: 0.0))
+        self.clock.start()
         self.pool, ranks = (
             _Pool(),
             SimpleNamespace(assignments=dict, introduction=lambda *_: ((0,),)),
@@ -189,6 +193,12 @@ class Tickets(RuleBasedStateMachine):
         """All that was begun ends: no batch waits for ever."""
         if not hasattr(self, "tasks"):
             return
+        try:
+            self._end_all()
+        finally:
+            self.clock.stop()
+
+    def _end_all(self) -> None:
         for _ in range(200):
             self.come_back()
             for number in range(STREAMS):
