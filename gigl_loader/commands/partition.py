@@ -159,16 +159,22 @@ def in_shell_words(message: str, names: Iterable[str]) -> str:
     return message
 
 
+def _given_beside(
+    allowed: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> list[str]:
+    """Return the options that were given and are none of ``allowed``, as the shell has them."""
+    return [
+        _option(name)
+        for name, value in vars(args).items()
+        if name not in allowed and value != parser.get_default(name)
+    ]
+
+
 def _check_for_graph(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse options that mean nothing for a saved graph."""
     if args.tables is not None:
         raise ConfigError("give a YAML file that describes tables, or --pyg FILE, not both")
-    given = [
-        _option(name)
-        for name, value in vars(args).items()
-        if name not in _OF_GRAPHS and value != parser.get_default(name)
-    ]
-    if given:
+    if given := _given_beside(_OF_GRAPHS, parser, args):
         raise ConfigError(f"--pyg takes no options of tables: leave out {', '.join(given)}")
 
 
@@ -186,12 +192,7 @@ def _check_for_library(parser: argparse.ArgumentParser, args: argparse.Namespace
 
 def _check_for_database(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse options that mean nothing for a database."""
-    given = [
-        _option(name)
-        for name, value in vars(args).items()
-        if name not in _OF_DATABASES and value != parser.get_default(name)
-    ]
-    if given:
+    if given := _given_beside(_OF_DATABASES, parser, args):
         raise ConfigError(f"--database does not take {', '.join(given)}: leave out")
 
 
