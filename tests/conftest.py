@@ -24,6 +24,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # each other, as on a busy machine they would spin for most of a test's processor time
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Ray's processes are at niceness 15 of their own accord: beside busy tests one of them took ten
+# minutes for an import
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 # In memory, where there is much: before ext4 makes a file it looks at each one that was removed in
 # the last five minutes, which with thousands of tests was a thirtieth of their processor time.
 _MEMORY = Path("/dev/shm")

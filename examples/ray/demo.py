@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 SERVERS = 2
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # as other processes of a busy machine; Ray's own value is 15
     "RAY_DEDUP_LOGS": "0",  # each server's lines, also where they are alike
     "RAY_AUTH_MODE": "token",  # nobody else on this machine may use the cluster
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
