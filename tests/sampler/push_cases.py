@@ -15,7 +15,9 @@ def push(store: GraphReader, seeds: list[int], alpha: float, eps: float, **how: 
     fanout = how.pop("fanout", -1)
     around = Neighbourhood(store, {EDGES: (NODES, NODES)}, [NODES])
     around.reset({EDGES: Draw(EDGES, fanout, 5)})
-    return around, ForwardPush(around, [EDGES], alpha, eps, **how).run(NODES, np.array(seeds))
+    return around, ForwardPush(around, [EDGES], alpha, eps, **how).run(
+        NODES, np.array(seeds, np.int64)
+    )
 
 
 def vector(around: Neighbourhood, scores: SeedScores, seed: int, num_nodes: int, name: str) -> Any:

@@ -1,10 +1,16 @@
 """Loops of forward push, one turn at a time, with numbers that can be followed by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gigl_loader.sampler.kernels import ppr_kernels as kernels
+from gigl_loader.sampler.kernels.sampling_kernels import group_by_owner
 from gigl_loader.sampler.nodes import NodeLabels
+from tests.support.draws import examples
 
 INT = np.int64
 FAR = np.iinfo(np.int32).max
@@ -37,6 +43,8 @@ def test_each_neighbour_of_a_row_gets_the_same_in_a_slot_of_its_seed(long: int) 
     neighbors = np.array([7, 4, 4, 2, 9, *range(20, 20 + long)])
     touched = np.full(20 + 2 * long, -1)
     touched[0] = 77
+    slots[3:] = (5.0, 0, 7)  # of a former push
+    score = np.full(20 + 2 * long, 9.0)
     count, num_touched = kernels.spread(
         np.array([1, 2, 0]),
         np.array([2, 0, 2]),
@@ -49,11 +57,13 @@ def test_each_neighbour_of_a_row_gets_the_same_in_a_slot_of_its_seed(long: int) 
         *labels.with_room(20 + 2 * long),
         labels.count,
         slots,
+        score,
         7,
         touched,
         1,
     )
     labels.count = count
+    assert score[3:count].tolist() == [0.0] * (count - 3)
     # of parallel edges, each one; a node may be its own neighbour
     found = {int(key): slots[at] for at, key in enumerate(labels.nodes)}
     assert len(found) == count == 7 + 2 * long
@@ -89,28 +99,46 @@ def test_a_slot_is_due_by_the_degree_of_its_node() -> None:
     assert out[:found].tolist() == [2, 1, 0]
 
 
-@pytest.mark.parametrize("most", [1, 2, 5, 30])
-def test_the_first_of_each_seed_are_chosen_and_put_in_order(most: int) -> None:
-    draw = np.random.default_rng(most)
-    seeds = draw.integers(0, 3, 60)
-    ids, pushed = draw.permutation(60), draw.random(60) < 0.5
-    by = draw.integers(0, 4, 60) / 4  # many are equal
-    sizes, chosen = np.zeros(4, INT), np.full((4, most), -1)
-    kernels.largest(seeds, ids, pushed, by, sizes, chosen)
-    for seed in range(4):
-        mine = np.flatnonzero(seeds == seed)
-        wanted = sorted(mine, key=lambda i: (not pushed[i], -by[i], ids[i]))[:most]
-        assert set(chosen[seed, : sizes[seed]]) == set(wanted)
-    kept = chosen[np.arange(most) < sizes[:, None]]
-    order = np.empty(kept.size, INT)
-    starts = np.concatenate([[0], sizes.cumsum()])
-    kernels.ordered(starts, by[kept], ids[kept], order)
-    found = kept[order]
-    wanted = sorted(found, key=lambda i: (seeds[i], -by[i], ids[i]))
-    assert found.tolist() == wanted
+@settings(deadline=None, max_examples=examples(200))
+@given(st.data(), st.sampled_from([1, 2, 5, 30]), st.booleans())
+def test_the_top_of_each_seed_is_that_of_sorted_slots(data: Any, most: int, topup: bool) -> None:
+    """Against Python's sort; many values are equal, and slots of seeds and types are mixed."""
+    sizes, type_bits, alpha = np.zeros(3, INT), 1, 0.5
+    draw = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    num_nodes, size = 40, data.draw(st.integers(0, 90))
+    codes = draw.permutation(num_nodes) << type_bits | draw.integers(0, 2, num_nodes)
+    pairs = draw.permutation(3 * num_nodes)[:size]  # a node has one slot of a seed
+    keys = (pairs // num_nodes) << 32 | pairs % num_nodes
+    score = draw.integers(0, 4, size) / 4
+    slots = np.zeros(size, kernels.SLOT)
+    slots["residual"], slots["hop"] = draw.integers(0, 4, size) / 4, draw.integers(0, 3, size)
+    by_seed = np.empty(size, INT)
+    group_by_owner(keys >> 32, by_seed, sizes)
+    out = *(np.empty(3 * most, INT) for _ in range(3)), np.empty((3 * most, 2))
+    how = score, slots, alpha, topup, most
+    count = kernels.top(by_seed, sizes, keys, codes, type_bits, 1, *how, out)
+    wanted = []
+    for seed in range(3):
+        mine = [
+            (at, int(codes[keys[at] & 0xFFFFFFFF] >> 1), alpha * slots["residual"][at])
+            for at in np.flatnonzero(keys >> 32 == seed)
+            if codes[keys[at] & 0xFFFFFFFF] & 1 == 1
+        ]
+        may = [one for one in mine if score[one[0]] > 0 or (topup and one[2] > 0)]
+        may.sort(key=lambda o: (score[o[0]] == 0, -(score[o[0]] or o[2]), o[1]))
+        chosen = [(score[at] + more * topup, node, at) for at, node, more in may[:most]]
+        chosen.sort(key=lambda one: (-one[0], one[1]))
+        wanted += [
+            (seed, node, bool(score[at] > 0), total, 1 / (1 + slots["hop"][at]))
+            for total, node, at in chosen
+        ]
+    found = zip(
+        *(column[:count].tolist() for column in out[:3]), *out[3][:count].T.tolist(), strict=True
+    )
+    assert [(a, b, bool(c), d, e) for a, b, c, d, e in found] == wanted
 
 
 def test_load_compiles_every_kernel() -> None:
     kernels.load()
-    names = ["take", "spread", "first_met", "at_least", "due", "candidates", "largest", "ordered"]
+    names = ["take", "spread", "first_met", "at_least", "due", "top"]
     assert all(getattr(kernels, name).signatures for name in names)

@@ -46,6 +46,7 @@ def spread(
     keys,
     count,
     slots,
+    score,
     turn,
     touched,
     num_touched,
@@ -66,7 +67,8 @@ def spread(
         keys: Keys by slot; there is room for each neighbour to be a new one.
         count: Number of slots.
         slots: ``[n]`` `SLOT`: shares are added to ``residual``; ``hop`` is the fewest steps from
-            the seed; ``seen`` the last turn in which it was listed.
+            the seed; ``seen`` the last turn in which it was listed. Those of new slots are written.
+        score: By slot; 0 for new ones.
         turn: The number of this turn.
         touched: Receives the slots that got something, each once in a turn.
         num_touched: How many it has.
@@ -94,6 +96,8 @@ def spread(
                 keys[slot] = key
                 count += 1
                 table[position] = tag | count
+                slots[slot].residual, slots[slot].hop, slots[slot].seen = 0.0, steps, 0
+                score[slot] = 0.0
             slots[slot].residual += share
             slots[slot].hop = min(slots[slot].hop, steps)
             # A number per turn, instead of marks that would have to be wiped.
@@ -152,126 +156,136 @@ def due(touched, keys, slots, degrees, eps, out):
 
 
 @jit
-def candidates(
-    keys, codes, num_types, number, score, slots, alpha, topup, seeds, ids, found, pushed, by
-):
-    """Write what is known of the slots that may be in the top of a type; return how many there are.
+def _is_after(by, codes, i, value, code):
+    """Return whether item ``i`` comes after another: of equal ones, that with the larger code."""
+    return by[i] < value or (by[i] == value and codes[i] > code)
+
+
+@jit
+def _sink(by, codes, slots, at, value, code, slot):
+    """Put an item in place ``at`` of a heap, or below it; the last item is at the root."""
+    child, size = 2 * at + 1, by.shape[0]
+    while child < size:
+        if child + 1 < size and _is_after(by, codes, child + 1, by[child], codes[child]):
+            child += 1
+        if not _is_after(by, codes, child, value, code):
+            break
+        by[at], codes[at], slots[at] = by[child], codes[child], slots[child]
+        at, child = child, 2 * child + 1
+    by[at], codes[at], slots[at] = value, code, slot
+
+
+@jit
+def _largest(found, values, keys, codes, type_bits, number, by, codes_of, slots):
+    """Write those of the slots ``found`` that have the largest values; return how many.
 
     Args:
+        found: ``[n]`` int64, slots.
+        values: Of each, float64.
+        keys: See the module.
+        codes: By node: ``id << type_bits | type``.
+        type_bits: See there.
+        number: The type of those that count.
+        by: ``[most]`` float64, receives the values.
+        codes_of: ``[most]`` int64, receives the codes.
+        slots: ``[most]`` int64, receives the slots.
+    """
+    size, most = 0, by.shape[0]
+    for i in range(found.shape[0]):
+        if size == most and (most == 0 or values[i] < by[0]):
+            continue  # before its code is read
+        code = codes[keys[found[i]] & _NODE]
+        if code & ((1 << type_bits) - 1) != number:
+            continue
+        if size < most:
+            by[size], codes_of[size], slots[size] = values[i], code, found[i]
+            size += 1
+            if size == most:  # a heap from here on
+                for at in range(most // 2 - 1, -1, -1):
+                    _sink(by, codes_of, slots, at, by[at], codes_of[at], slots[at])
+        elif _is_after(by, codes_of, 0, values[i], code):
+            _sink(by, codes_of, slots, 0, values[i], code, found[i])
+    return size
+
+
+@jit
+def _ordered(totals, codes, order):
+    """Write the positions of items by descending total, then by ascending code."""
+    order[:] = np.argsort(-totals)
+    for i in range(1, order.shape[0]):  # equal ones are side by side, in no order
+        item, at = order[i], i
+        while (
+            at > 0 and totals[order[at - 1]] == totals[item] and codes[order[at - 1]] > codes[item]
+        ):
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = item
+
+
+@jit
+def top(by_seed, sizes, keys, codes, type_bits, number, score, slots, alpha, topup, most, out):
+    """Write the top of a type for each seed; return how many items.
+
+    Chosen by score, pushed ones first, ordered by total: with ``topup`` a node may come after one
+    that was not pushed.
+
+    Args:
+        by_seed: ``[n]`` int64, the slots, seed after seed.
+        sizes: ``[num_seeds]`` int64, how many each has.
         keys: ``[n]`` int64, see the module.
-        codes: By node: ``id * num_types + type``.
-        num_types: Number of node types.
+        codes: By node: ``id << type_bits | type``.
+        type_bits: See there.
         number: The type.
-        score: By slot.
+        score: By slot; 0: it was not pushed.
         slots: By slot, `SLOT`.
         alpha: Share of the residual that a push would add to the score.
-        topup: Whether slots that were not pushed may be in it.
-        seeds: Receives the seed of each, int64.
-        ids: Receives the id of each, int64.
-        found: Receives the slots, int64.
-        pushed: Receives whether each was pushed, bool.
-        by: Receives the score of each, or if it was not pushed what a push would add, float64.
+        topup: Whether totals have that share, and slots that were not pushed fill places.
+        most: Items of a seed.
+        out: Receives of each item the seed, the id, whether it was pushed (int64), and total and
+            proximity (``[num_seeds * most, 2]`` float64).
     """
-    count = 0
-    for slot in range(keys.shape[0]):
-        was_pushed = score[slot] > 0
-        if not was_pushed and not (topup and slots[slot].residual > 0):
-            continue
-        code = codes[keys[slot] & _NODE]
-        if code % num_types == number:
-            seeds[count], ids[count] = keys[slot] >> 32, code // num_types
-            found[count], pushed[count] = slot, was_pushed
-            by[count] = score[slot] if was_pushed else alpha * slots[slot].residual
+    seeds, ids, pushed, values = out
+    widest = sizes.max() if sizes.shape[0] else 0
+    found, by = np.empty(widest, np.int64), np.empty(widest, np.float64)
+    others, by_more = np.empty(widest, np.int64), np.empty(widest, np.float64)
+    best, chosen = np.empty(most, np.float64), np.empty(most, np.int64)
+    code, order = np.empty(most, np.int64), np.empty(most, np.int64)
+    count = begin = 0
+    for seed in range(sizes.shape[0]):
+        num_pushed = num_others = 0
+        for i in range(begin, begin + sizes[seed]):
+            slot = by_seed[i]
+            # written always, counted where it holds: a processor would guess wrong at each branch
+            found[num_pushed], by[num_pushed] = slot, score[slot]
+            num_pushed += score[slot] > 0
+            more = alpha * slots[slot].residual
+            others[num_others], by_more[num_others] = slot, more
+            num_others += topup and score[slot] == 0 and more > 0
+        begin += sizes[seed]
+        of_type = keys, codes, type_bits, number
+        size = _largest(found[:num_pushed], by, *of_type, best, code, chosen)
+        free = best[size:], code[size:], chosen[size:]
+        size += _largest(others[:num_others], by_more, *of_type, *free)
+        for i in range(size):
+            best[i] = score[chosen[i]] + alpha * slots[chosen[i]].residual * topup
+        _ordered(best[:size], code[:size], order[:size])
+        for i in order[:size]:
+            seeds[count], ids[count] = seed, code[i] >> type_bits
+            pushed[count] = score[chosen[i]] > 0
+            values[count, 0], values[count, 1] = best[i], 1.0 / (1.0 + slots[chosen[i]].hop)
             count += 1
     return count
-
-
-@jit
-def _is_after(i, j, pushed, by, ids):
-    """Return whether item ``i`` ranks below ``j``: pushed ones come first, ids decide at last."""
-    if pushed[i] != pushed[j]:
-        return pushed[j]
-    if by[i] != by[j]:
-        return by[i] < by[j]
-    return ids[i] > ids[j]
-
-
-@jit
-def _rise(heap, at, i, pushed, by, ids):
-    """Put item ``i`` at the free place ``at`` or above it; the root of the heap is the last."""
-    while at > 0:
-        above = (at - 1) // 2
-        if not _is_after(i, heap[above], pushed, by, ids):
-            break
-        heap[at] = heap[above]
-        at = above
-    heap[at] = i
-
-
-@jit
-def _sink(heap, i, pushed, by, ids):
-    """Put item ``i`` in the place of the root, or below it."""
-    at, child = 0, 1
-    while child < heap.shape[0]:
-        if child + 1 < heap.shape[0] and _is_after(heap[child + 1], heap[child], pushed, by, ids):
-            child += 1
-        if not _is_after(heap[child], i, pushed, by, ids):
-            break
-        heap[at] = heap[child]
-        at, child = child, 2 * child + 1
-    heap[at] = i
-
-
-@jit
-def largest(seeds, ids, pushed, by, sizes, chosen):
-    """Choose the first items of each seed: pushed ones first, then the largest, then by id.
-
-    Args:
-        seeds: ``[n]`` int64, the seed of each item.
-        ids: ``[n]`` int64; those of a seed differ.
-        pushed: ``[n]`` bool.
-        by: ``[n]`` float64.
-        sizes: ``[num_seeds]`` int64, zeros: receives how many each has.
-        chosen: ``[num_seeds, most]`` int64: receives the items, in no order.
-    """
-    for i in range(seeds.shape[0]):
-        seed = seeds[i]
-        heap = chosen[seed]
-        if sizes[seed] < heap.shape[0]:
-            _rise(heap, sizes[seed], i, pushed, by, ids)
-            sizes[seed] += 1
-        elif _is_after(heap[0], i, pushed, by, ids):
-            _sink(heap, i, pushed, by, ids)
-
-
-@jit
-def ordered(starts, totals, ids, out):
-    """Write the items of each seed by descending total, then by ascending id.
-
-    Args:
-        starts: ``[num_seeds + 1]`` int64: where the items of each seed begin.
-        totals: ``[n]`` float64.
-        ids: ``[n]`` int64.
-        out: ``[n]`` int64, receives the items.
-    """
-    for seed in range(starts.shape[0] - 1):
-        begin, end = starts[seed], starts[seed + 1]
-        by_id = np.argsort(ids[begin:end])
-        by_total = np.argsort(-totals[begin:end][by_id], kind="mergesort")  # stable
-        out[begin:end] = begin + by_id[by_total]
 
 
 def load() -> None:
     """Call every kernel once on empty arrays: compiles it, or loads it from Numba's cache."""
     ids, real, table = np.zeros(0, np.int64), np.zeros(0, np.float64), np.zeros(1, np.int64)
-    flags, slots = np.zeros(0, np.bool_), np.zeros(0, SLOT)
+    slots = np.zeros(0, SLOT)
     take(ids, 0.5, ids, slots, real.copy(), ids.copy(), real.copy(), ids.copy())
     places = (table, np.uint64(0), ids.copy(), 0)
-    spread(ids, ids, real, ids, real, ids, ids, ids, *places, slots, 1, ids.copy(), 0)
+    spread(ids, ids, real, ids, real, ids, ids, ids, *places, slots, real, 1, ids.copy(), 0)
     first_met(ids, ids, ids.copy(), -1, 0, ids.copy())
     at_least(ids, slots, 1e-4, ids.copy())
     due(ids, ids, slots, ids, 1e-4, ids.copy())
-    of_type = (ids, ids, 1, 0, real, slots, 0.5, True, ids.copy(), ids.copy(), ids.copy())
-    candidates(*of_type, flags.copy(), real.copy())
-    largest(ids, ids, flags, real, ids.copy(), np.zeros((0, 1), np.int64))
-    ordered(table, real, ids, ids.copy())
+    out = ids.copy(), ids.copy(), ids.copy(), np.zeros((0, 2))
+    top(ids, ids, ids, ids, 0, 0, real, slots, 0.5, True, 1, out)

@@ -18,6 +18,7 @@ Source:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,12 @@ import numpy as np
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.kernels import ppr_kernels as kernels
+from gigl_loader.sampler.kernels.sampling_kernels import group_by_owner
 from gigl_loader.sampler.nodes import NodeLabels
 from gigl_loader.sampler.plan import Draw, Drawn
 from gigl_loader.sampler.rows.reader import GraphReader
 
 _UNKNOWN = -1
-_NEW_SLOT = np.array((0.0, np.iinfo(np.int32).max, 0), kernels.SLOT)
 
 
 class GrowingVector:
@@ -127,6 +128,7 @@ class Neighbourhood:
         self._keep: Callable[[EdgeType, Array, Drawn], Drawn] | None = None
         self.types = list(types)
         self._number = {name: number for number, name in enumerate(self.types)}
+        self._type_bits = (len(self.types) - 1).bit_length()
         self._labels = NodeLabels()
         self._degrees = GrowingVector(np.int64, _UNKNOWN)
         self.rows = {edge_type: NeighborCache() for edge_type in ends}
@@ -156,8 +158,8 @@ class Neighbourhood:
 
     def number(self, node_type: NodeType, ids: Array) -> Array:
         """Return the number of each of ``ids`` (``[n]`` int64, global), new ones if needed."""
-        # One number for id and type: nodes of all types are counted together.
-        return self._labels.label(ids * len(self.types) + self._number[node_type])
+        # One code for id and type: nodes of all types are counted together.
+        return self._labels.label(ids << self._type_bits | self._number[node_type])
 
     def ids(self, node_type: NodeType, nodes: Array) -> tuple[Array, Array]:
         """Return (those of ``nodes`` that are of the type, their global ids)."""
@@ -166,17 +168,16 @@ class Neighbourhood:
         return nodes[chosen], ids[chosen]
 
     def codes(self, node_type: NodeType) -> tuple[Array, int, int]:
-        """Return by node ``id * types + type``, the number of types, and that of ``node_type``."""
-        return self._labels.nodes, len(self.types), self._number[node_type]
+        """Return by node ``id << bits | type``, the bits of a type, and that of ``node_type``."""
+        return self._labels.nodes, self._type_bits, self._number[node_type]
 
     def ids_of_type(self, node_type: NodeType, nodes: Array) -> Array:
         """Return the global id of each of ``nodes``, -1 if it is of another type."""
         codes: Array = self._labels.nodes[nodes]
-        if len(self.types) == 1:
+        if not self._type_bits:
             return codes
-        ids: Array = np.where(
-            codes % len(self.types) == self._number[node_type], codes // len(self.types), -1
-        )
+        types = codes & ((1 << self._type_bits) - 1)
+        ids: Array = np.where(types == self._number[node_type], codes >> self._type_bits, -1)
         return ids
 
     def fetch(self, nodes: Array, edge_types: Sequence[EdgeType]) -> bool:
@@ -230,21 +231,28 @@ class SeedScores:
     the node alone would add; ``hop`` the fewest steps from the seed by which a push reached it."""
     alpha: float
 
+    @cached_property
+    def by_seed(self) -> tuple[Array, Array]:
+        """The slots, seed after seed, and the number of those of each seed, both int64."""
+        seeds = self.keys >> 32
+        slots, sizes = np.empty_like(seeds), np.empty(1 + int(seeds.max(initial=-1)), np.int64)
+        group_by_owner(seeds, slots, sizes)
+        return slots, sizes
+
 
 class PushMemory:
     """What a push knows of its slots; kept for the next one."""
 
     def __init__(self) -> None:
         self.keys = NodeLabels()
-        self.slots, self.score = GrowingVector(kernels.SLOT, _NEW_SLOT), GrowingVector(float, 0.0)
+        # written when a slot is new: nothing of a former push is wiped
+        self.slots, self.score = GrowingVector(kernels.SLOT, 0), GrowingVector(float, 0.0)
         self.asked = GrowingVector(np.int64, _UNKNOWN)
         """By node: 0 once its rows were requested."""
         self._num_nodes = 0
 
     def reset(self) -> None:
         """Forget the former push."""
-        self.slots.wipe(self.keys.count)
-        self.score.wipe(self.keys.count)
         self.asked.wipe(self._num_nodes)
         self.keys.reset()
 
@@ -282,6 +290,7 @@ class ForwardPush:
         start = (np.arange(seeds.size) << 32) | self.around.number(node_type, seeds)
         due = keys.label(start)
         memory.slots.upto(keys.count)[due] = (1.0, 0, 0)
+        memory.score.upto(keys.count)[due] = 0.0
         fetches, turn = 0, 0
         while due.size:
             turn += 1
@@ -315,8 +324,7 @@ class ForwardPush:
         # Room for as many new slots as there are neighbours: kernels do not grow arrays.
         size = int(neighbors.sum())
         places = keys.with_room(size)
-        memory.score.upto(count + size)
-        slots = memory.slots.upto(count + size)
+        score, slots = memory.score.upto(count + size), memory.slots.upto(count + size)
         touched, num_touched = np.empty(size, np.int64), 0
         for edge_type in self.edge_types:
             rows = self.around.rows[edge_type].table(total)
@@ -330,6 +338,7 @@ class ForwardPush:
                 *places,
                 count,
                 slots,
+                score,
                 turn,
                 touched,
                 num_touched,

@@ -374,22 +374,14 @@ def top_nodes(
         most: Nodes for a seed.
         topup: Add residuals to scores, and let nodes that were not pushed fill remaining places.
     """
-    size, num_seeds = scores.keys.size, 1 + int(scores.keys.max(initial=-1) >> 32)
-    columns = [np.empty(size, dtype) for dtype in (np.int64,) * 3 + (np.bool_, np.float64)]
+    by_seed, sizes = scores.by_seed
+    most = min(most, int(sizes.max(initial=0)))
+    seed, ids, pushed = (np.empty(sizes.size * most, np.int64) for _ in range(3))
+    out = seed, ids, pushed, np.empty((sizes.size * most, 2))
     of_slots = scores.score, scores.slots, scores.alpha, topup
     codes = around.codes(node_type)
-    count = kernels.candidates(scores.keys, *codes, *of_slots, *columns)
-    seed, ids, slots, pushed, by = (column[:count] for column in columns)
-    sizes, found = np.zeros(num_seeds, np.int64), np.empty((num_seeds, most), np.int64)
-    kernels.largest(seed, ids, pushed, by, sizes, found)  # pushed first: they keep their places
-    kept = found[np.arange(most) < sizes[:, None]]
-    seed, ids, slots, pushed = seed[kept], ids[kept], slots[kept], pushed[kept].astype(np.int64)
-    # Chosen by score, shown by total: with ``topup`` a node may come after one that was not pushed.
-    total = scores.score[slots] + scores.alpha * scores.slots["residual"][slots] * topup
-    starts, order = np.concatenate([[0], sizes.cumsum()]), np.empty_like(slots)
-    kernels.ordered(starts, total, ids, order)
-    values = np.stack([total, 1.0 / (1.0 + scores.slots["hop"][slots])], 1)
-    return TopNodes(seed[order], ids[order], values[order], pushed[order])
+    count = kernels.top(by_seed, sizes, scores.keys, *codes, *of_slots, most, out)
+    return TopNodes(seed[:count], ids[:count], out[-1][:count], pushed[:count])
 
 
 def merged(channels: Sequence[TopNodes], targets: Sequence[int]) -> TopNodes:

@@ -164,9 +164,10 @@ class LocalReader:
     def degrees(self, edge_type: EdgeType, nodes: Array) -> Array:
         """Return the degree of each of ``nodes`` (global ids owned here), ``[n]`` int64."""
         adjacency = self._view.adjacency[edge_type]
-        indptr, at = adjacency.indptr, _rows_of(adjacency, nodes)
-        at = np.minimum(at, indptr.size - 1)  # rows past the end have no edge
-        degrees: Array = indptr[np.minimum(at + 1, indptr.size - 1)] - indptr[at]
+        at, degrees = _rows_of(adjacency, nodes), np.empty(len(nodes), np.int64)
+        get, size = self._scratch.get, len(nodes)
+        rows = get("starts", size), degrees, get("counts", size)
+        kernels.count_uniform(adjacency.indptr, at, -1, False, *rows)
         return degrees
 
     def _count_timed(
