@@ -32,6 +32,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--eps", type=float, nargs="+", default=[1e-3, 1e-4])
     parser.add_argument("--seeds", type=int, default=4096, help="of a round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--costs", action="store_true", help="what a seed costs by eps and alpha")
     return parser.parse_args()
 
 
@@ -54,9 +55,9 @@ def two_types(edges: torch.Tensor, num_nodes: int) -> HeteroData:
     return data
 
 
-def ours(graph: Data | HeteroData, seeds: Any, eps: float) -> Iterator[Any]:
+def ours(graph: Data | HeteroData, seeds: Any, eps: float, alpha: float = ALPHA) -> Iterator[Any]:
     options = PPRSamplerOptions(
-        alpha=ALPHA, eps=eps, max_ppr_nodes=50, num_neighbors_per_hop=1_000_000
+        alpha=alpha, eps=eps, max_ppr_nodes=50, num_neighbors_per_hop=1_000_000
     )
     how: dict[str, Any] = {"batch_size": BATCH, "num_workers": 0, "seed": 1}
     loader = DistNeighborLoader(
@@ -81,6 +82,20 @@ def spread(values: list[float], form: str = ",.0f") -> str:
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
+def print_costs(graph: Data, seeds: torch.Tensor) -> None:
+    alphas = (0.1, 0.2, 0.5)
+    print("| eps | " + " | ".join(f"alpha {alpha}" for alpha in alphas) + " |")
+    print("| --- |" + " --- |" * len(alphas))
+    for eps in (1e-2, 1e-3, 1e-4, 1e-5):
+        costs = []
+        for alpha in alphas:
+            batches = ours(graph, seeds, eps, alpha)
+            take(batches, 2)
+            rounds = [timed(partial(take, batches, 2), 2 * BATCH)[0] for _ in range(3)]
+            costs.append(f"{1e6 / max(rounds):,.0f}")
+        print(f"| {eps:g} | " + " | ".join(costs) + " |", flush=True)
+
+
 def main() -> None:
     args = parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -88,6 +103,8 @@ def main() -> None:
     edges = skewed_edges(args)
     seeds = torch.randperm(args.nodes, generator=torch.Generator().manual_seed(1))
     homogeneous = Data(x=torch.rand(args.nodes, WIDTH), edge_index=edges)
+    if args.costs:
+        return print_costs(homogeneous, seeds[: args.seeds])
     typed = two_types(edges, args.nodes)
     # ours walks against the edges, to the neighbours of a seed; get_ppr along them
     turned = EdgeIndex(edges.flip(0), sparse_size=(args.nodes, args.nodes)).sort_by("row")[0]
