@@ -57,6 +57,7 @@ from gigl_loader.runtime.glt_classes import (
     get_context,
 )
 from gigl_loader.runtime.ranks.collectives import COULD_NOT_BUILD, report_failure_to_ranks
+from gigl_loader.runtime.system import usable_cpus
 from gigl_loader.runtime.user_functions import check_overrides, returned
 from gigl_loader.sampler.options import (
     EvenRanks,
@@ -568,7 +569,8 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         of the rows of other machines that ``remote_cache`` had; None without), ``verdict`` (the
         limit of the loop, in one line).
         """
-        summary = self._stats.summary(self._source.remote_bytes, link_bytes_per_s())
+        cores = usable_cpus() / self._runtime.local_world_size  # ranks of this machine share them
+        summary = self._stats.summary(self._source.remote_bytes, link_bytes_per_s(), cores)
         if reset:
             self._stats.reset()
         return summary

@@ -1,6 +1,7 @@
 """A loader's memory of its batches: the position in the epoch, and counts."""
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -308,13 +309,14 @@ class LoaderStats(BatchCounts):
             record(stats)
 
     def summary(
-        self, remote_bytes: int = 0, link_bytes_per_s: float | None = None
+        self, remote_bytes: int = 0, link_bytes_per_s: float | None = None, cores: float = math.inf
     ) -> dict[str, Any]:
         """Return counts, rates and shares since they began.
 
         Args:
             remote_bytes: Bytes of all rows that only other machines have; 0 if unknown.
             link_bytes_per_s: Capacity of this machine's network; None if unknown.
+            cores: Cores that this process and its workers may use.
         """
         # Right after a reset, clocks may show that no time has passed.
         elapsed = max(time.perf_counter() - self.started, 1e-9)
@@ -354,7 +356,7 @@ class LoaderStats(BatchCounts):
             "link_share": link_share,
             "rows_by_partition": dict(sorted(self.rows_from.items())),
             "hit_rate": self._hit_rate,
-            "verdict": self._verdict(elapsed, shares, remote_bytes, link_share),
+            "verdict": self._verdict(elapsed, shares, remote_bytes, link_share, cores),
         }
 
     @property
@@ -367,7 +369,12 @@ class LoaderStats(BatchCounts):
         return self.cached_rows / max(total, 1) if self.has_cache else None
 
     def _verdict(
-        self, elapsed: float, busy: dict[int, float], remote_bytes: int, link_share: float | None
+        self,
+        elapsed: float,
+        busy: dict[Any, float],
+        remote_bytes: int,
+        link_share: float | None,
+        cores: float,
     ) -> str:
         if not self.batches:
             return _NO_BATCH
@@ -395,6 +402,13 @@ class LoaderStats(BatchCounts):
         mean_busy = sum(busy.values()) / max(len(busy), 1)
         if mean_busy > 0.7:
             advice = "sampling-bound: add workers (num_workers), or lower num_neighbors"
+            # those of a graph store have other machines' cores
+            here = sum(share for worker, share in busy.items() if not isinstance(worker, tuple))
+            if here and here + 1.0 - wait_share > cores - _MUCH_WAIT:
+                advice = (
+                    f"sampling-bound: workers and the training loop fill the {cores:g} cores that "
+                    "they have: lower num_neighbors, or give the job more cores"
+                )
             if self.tokens == 0:
                 return advice
             return f"{advice}; a seed has {self.tokens / max(self.seeds, 1):.0f} tokens"

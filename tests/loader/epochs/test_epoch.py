@@ -138,6 +138,21 @@ def test_the_verdict_is_one_line(wait_s: float, busy_s: dict, verdict: str) -> N
     assert "\n" not in found
 
 
+@pytest.mark.parametrize(
+    ("busy_s", "cores", "advice"),
+    [
+        ({0: 9.0}, 2, "add workers"),
+        ({0: 9.0, 1: 9.0}, 4, "add workers"),
+        ({0: 9.0, 1: 9.0}, 2, "fill the 2 cores that they have: lower num_neighbors"),
+        ({0: 9.0}, 0.5, "fill the 0.5 cores"),  # two ranks on one core
+        ({(0, 0): 9.0, (0, 1): 9.0}, 1, "add workers"),  # of a server, on its own cores
+    ],
+)
+def test_workers_are_advised_while_there_are_cores(busy_s: dict, cores: float, advice: str) -> None:
+    stats = _stats(elapsed_s=10.0, batches=1, wait_s=5.0, busy_s=busy_s)
+    assert advice in stats.summary(cores=cores)["verdict"]
+
+
 NETWORK = {
     "sample_s": 4.0,
     "gather_s": 6.0,
