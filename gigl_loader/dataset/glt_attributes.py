@@ -267,7 +267,6 @@ def read_glt(dataset: Any) -> WithSplits:
     )
     features = _read_features(dataset.node_features, DEFAULT_HOMOGENEOUS_NODE_TYPE, num_partitions)
     labels = _read_labels(dataset.node_labels, num_partitions)
-    # before adjacency: the sort keys of rows depend on the number of neighbours
     num_nodes = _count_nodes(graphs, edge_dir, node_books, [features, labels])
     several = num_partitions > 1
     # the highest known id differs between partitions, so only books can tell counts
@@ -277,7 +276,7 @@ def read_glt(dataset: Any) -> WithSplits:
     edge_books = _read_books(
         getattr(dataset, "edge_pb", None), DEFAULT_HOMOGENEOUS_EDGE_TYPE, num_partitions, "edge_pb"
     )
-    adjacency = {t: _read_graph(t, graph, edge_dir, num_nodes) for t, graph in graphs.items()}
+    adjacency = {t: _read_graph(t, graph) for t, graph in graphs.items()}
     edge_books = edge_books if several else {}
     labeled = is_labeled_homogeneous(num_nodes, list(adjacency))
     view = PartitionView(
@@ -320,12 +319,8 @@ def _read_books(value: Any, default: Any, num_partitions: int, where: str) -> di
     }
 
 
-def _read_graph(
-    edge_type: EdgeType, graph: Any, edge_dir: EdgeDir, num_nodes: dict[NodeType, int]
-) -> Adjacency:
+def _read_graph(edge_type: EdgeType, graph: Any) -> Adjacency:
     topology = graph.topo
-    by_source = edge_dir == "out" or is_label_edge_type(edge_type)
-    neighbour = edge_type[2] if by_source else edge_type[0]
     weights = topology.edge_weights
     adjacency = Adjacency(
         share_tensor(topology.indptr),
@@ -337,7 +332,7 @@ def _read_graph(
         return adjacency
     text = f"edges of {edge_type} are not ascending by (neighbour, edge id): sorting a copy"
     _log.info("%s", without_default_types(text))
-    return canonical(adjacency, num_nodes[neighbour])
+    return canonical(adjacency)
 
 
 def _read_features(value: Any, default: Any, num_partitions: int) -> dict[Any, Rows]:

@@ -207,7 +207,7 @@ def _assign_by_metis(
     # METIS wants undirected edges, listed at both ends, and no loops
     edges = edges[:, edges[0] != edges[1]]
     edges = torch.cat([edges, edges.flip(0)], dim=1)
-    whole = compress(edges[0], edges[1], num_rows=total, num_cols=total)
+    whole = compress(edges[0], edges[1], num_rows=total)
     graph = (whole.indptr.numpy(), whole.indices.numpy())
     owners = cut_by_metis(metis, *graph, num_partitions, seed)
     if communities is not None:

@@ -32,6 +32,7 @@ _PURPOSES = {
     "tree_kernels": "kernels of disjoint and temporal sampling",
     "weighted_kernels": "kernels of draws by weight and of LABOR",
     "kernels": "kernels of the row cache",
+    "edge_kernels": "kernels that group edges",
     "id_index": "kernels that look up the ids of tables",
     "degree_order": "kernels that order nodes by degree",
     "methods": "kernels that partition tables",

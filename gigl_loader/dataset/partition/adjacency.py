@@ -37,34 +37,28 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.tensors import empty_shared, share_tensor
 
-# The limit of int64: a larger key of (row, column) would wrap around, and sort elsewhere.
-_KEY_LIMIT = 2**63 - 1
-
 
 def compress(
     rows: Tensor,
     cols: Tensor,
     *,
     num_rows: int,
-    num_cols: int,
     edge_ids: Tensor | None = None,
     weights: Tensor | None = None,
-    key_limit: int = _KEY_LIMIT,
 ) -> Adjacency:
     """Group edges by row, neighbours ascending by (neighbour id, edge id), in shared memory.
 
-    Besides input and output it needs 24 bytes per edge: one sort key, its sorted copy and the
-    order.
+    Besides input and output it needs 8 bytes per row, and with ``edge_ids`` as many per edge.
 
     Args:
         rows: ``[num_edges]`` int64, the expanded node, in ``[0, num_rows)``.
-        cols: ``[num_edges]`` int64, its neighbour, in ``[0, num_cols)``.
+        cols: ``[num_edges]`` int64, its neighbour.
         num_rows: Rows of the result.
-        num_cols: Number of possible neighbour ids.
         edge_ids: ``[num_edges]`` int64; None: the position in the input.
         weights: ``[num_edges]``, kept as float32.
-        key_limit: Largest sort key; above it two sorts are run instead of one. For tests.
     """
+    from gigl_loader.dataset.partition import edge_kernels  # with Numba: not at every import
+
     # written in place where workers read it: cumsum and a copy would need the memory twice
     indptr = empty_shared((num_rows + 1,), torch.int64)
     indptr[0] = 0
@@ -73,13 +67,17 @@ def compress(
     first = _order_by_id(edge_ids)
     if first is not None:
         rows, cols = rows[first], cols[first]
-    order, indices = _order_by_row(rows, cols, max(num_cols, 1), num_rows, key_limit)
+    indices, order = (empty_shared((rows.numel(),), torch.int64) for _ in range(2))
+    in_order = indices.numpy(), order.numpy()
+    ends = indptr[:-1].numpy().copy()
+    edge_kernels.place_edges(rows.contiguous().numpy(), cols.contiguous().numpy(), ends, *in_order)
+    edge_kernels.sort_rows(indptr.numpy(), *in_order)
     if first is not None:
         order = first[order]
     kept = None if weights is None else share_tensor(weights.to(torch.float32)[order])
     # without ids, the id of an edge is its position in the input, as in `order`
-    ids = order if edge_ids is None else edge_ids[order]
-    return Adjacency(indptr, share_tensor(indices), share_tensor(ids), kept)
+    ids = order if edge_ids is None else share_tensor(edge_ids[order])
+    return Adjacency(indptr, indices, ids, kept)
 
 
 def _order_by_id(edge_ids: Tensor | None) -> Tensor | None:
@@ -88,24 +86,6 @@ def _order_by_id(edge_ids: Tensor | None) -> Tensor | None:
     if edge_ids is None or edge_ids.numel() < 2 or bool((edge_ids[1:] >= edge_ids[:-1]).all()):
         return None
     return torch.argsort(edge_ids, stable=True)
-
-
-def _order_by_row(
-    rows: Tensor, cols: Tensor, num_cols: int, num_rows: int, key_limit: int
-) -> tuple[Tensor, Tensor]:
-    """Return the stable order by (row, column), and the columns in it."""
-    # One sort of one key, and the columns are computed from the key: gathering them by `order`
-    # would be one more pass of random reads. `remainder_` and `+=` work in place and save 8 bytes
-    # per edge.
-    if num_rows * num_cols <= key_limit:
-        key = rows * num_cols
-        key += cols
-        key, order = torch.sort(key, stable=True)
-        return order, key.remainder_(num_cols)
-    # the less significant of the two first, as in a radix sort: the second sort keeps its order
-    order = torch.argsort(cols, stable=True)
-    order = order[torch.argsort(rows[order], stable=True)]
-    return order, cols[order]
 
 
 def is_canonical(adjacency: Adjacency) -> bool:
@@ -131,13 +111,12 @@ def expand_rows(indptr: Tensor) -> Tensor:
     )
 
 
-def canonical(adjacency: Adjacency, num_cols: int) -> Adjacency:
+def canonical(adjacency: Adjacency) -> Adjacency:
     """Return a copy of ``adjacency`` in canonical order."""
     return compress(
         expand_rows(adjacency.indptr),
         adjacency.indices,
         num_rows=adjacency.indptr.numel() - 1,
-        num_cols=num_cols,
         edge_ids=adjacency.edge_ids,
         weights=adjacency.weights,
     )
@@ -147,9 +126,7 @@ def label_adjacency(
     labels: Tensor, edge_type: EdgeType, num_nodes: Mapping[NodeType, int]
 ) -> Adjacency:
     """Group label edges by anchor, in both directions: the loader looks labels up by anchor."""
-    compressed = compress(
-        labels[0], labels[1], num_rows=num_nodes[edge_type[0]], num_cols=num_nodes[edge_type[2]]
-    )
+    compressed = compress(labels[0], labels[1], num_rows=num_nodes[edge_type[0]])
     # positions as ids would look like ids of message-passing edges, which a batch could request
     return Adjacency(compressed.indptr, compressed.indices, None, None)
 

@@ -54,7 +54,6 @@ class ViewBuilder:
             edge_index[end],
             edge_index[1 - end],
             num_rows=view.num_nodes[types[end]],
-            num_cols=view.num_nodes[types[1 - end]],
             edge_ids=edge_ids,
             weights=weights,
         )
