@@ -52,7 +52,6 @@ class Registration(Protocol):
 
     def release(self) -> None:
         """Undo it."""
-        ...
 
 
 Register = Callable[[int, int], Registration | None]

@@ -53,7 +53,6 @@ class Roots(Protocol):
 
     def place(self, request: SampleRequest, nodes: BatchNodes) -> RootFields:
         """Give the roots of ``request`` their labels in ``nodes``, which is empty."""
-        ...
 
 
 MakeRoots = Callable[[GraphReader], Roots]
