@@ -60,7 +60,7 @@ from gigl_loader.runtime.memory.tensors import (
 from gigl_loader.runtime.object_storage.folder_cache import distrust, hold, is_of_a_cache
 from gigl_loader.runtime.progress import note
 from gigl_loader.runtime.system import meminfo
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import start_aside
 
 Memory = Literal["resident", "mapped"]
 Edges = Literal["own", "all"]
@@ -563,9 +563,7 @@ class MappedPart:
         """Start the comparison; `check` raises its errors."""
         # a daemon: reading the rest of a large graph must not keep a script from ending
         # an interrupted comparison is the same as none
-        new_thread(
-            target=self._verify_quietly, name="gigl_loader.verify", on_death=nothing_hangs_on_it
-        ).start()
+        start_aside("gigl_loader.verify", self._verify_quietly)
 
     def _verify_quietly(self) -> None:
         # for this thread only: Linux has a niceness per thread

@@ -37,7 +37,7 @@ from gigl_loader.errors import (
     signal_name,
 )
 from gigl_loader.graph_store import status
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import new_thread, start_aside
 from gigl_loader.runtime.transport import Security, address_towards
 from gigl_loader.runtime.transport.security import (
     INSECURE_VARIABLE,
@@ -232,13 +232,7 @@ class StorageServer:
             errors="replace",
         )
         # always read, as a server whose pipe is full would stop in the middle of a log line
-        reader = new_thread(
-            target=self._read,
-            args=(self._child,),
-            name="log of the server",
-            on_death=nothing_hangs_on_it,
-        )
-        reader.start()
+        reader = start_aside("log of the server", self._read, self._child)
         if self._stopping.is_set():  # `stop` may not have seen this child
             self._child.terminate()
         return reader
@@ -408,10 +402,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to watch."""
-        self._thread = new_thread(
-            target=self._run, name="ray watchdog", on_death=nothing_hangs_on_it
-        )
-        self._thread.start()
+        self._thread = start_aside("ray watchdog", self._run)
 
     def close(self) -> None:
         """Stop watching. Idempotent."""

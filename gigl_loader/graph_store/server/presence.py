@@ -38,7 +38,7 @@ from gigl_loader.graph_store.wire.membership import (
     stopped_text,
 )
 from gigl_loader.graph_store.wire.requests import Addresses, Runs
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import start_aside
 from gigl_loader.runtime.transport import Caller, EndReason, Peer, Security
 
 _log = logging.getLogger(__name__)
@@ -566,19 +566,9 @@ class Presence:
         if given_up is not None:
             self.lose(given_up)
         for member in overdue:  # in threads, as their workers may take long to end
-            new_thread(
-                target=self._note_departure,
-                args=(member,),
-                name=f"end of {member.name}",
-                on_death=nothing_hangs_on_it,
-            ).start()
+            start_aside(f"end of {member.name}", self._note_departure, member)
         for session in visits:
-            new_thread(
-                target=self._end_visit,
-                args=(session,),
-                name=f"end of {Visitor(session)}",
-                on_death=nothing_hangs_on_it,
-            ).start()
+            start_aside(f"end of {Visitor(session)}", self._end_visit, session)
 
     # -- towards server 0 -------------------------------------------------------------------------
 
@@ -595,12 +585,7 @@ class Presence:
             fresh = self._numbers.learn_stopped(news.stopped)
             members = [m for m in self._attendance.members.values() if m.job in fresh]
         if members:  # in a thread: the next news must not wait for them
-            new_thread(
-                target=self._dismiss,
-                args=(members,),
-                name="end of a stopped job",
-                on_death=nothing_hangs_on_it,
-            ).start()
+            start_aside("end of a stopped job", self._dismiss, members)
         if news.lost is not None or news.refused is not None:
             self.lose(news.lost or news.refused or "")
 
