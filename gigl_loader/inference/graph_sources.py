@@ -149,8 +149,7 @@ class RowFetcher:
         first = self._first[node_type]
         # no -1 here: only own nodes are looked up
         rows = position_of(ids, self._owners.own_ids[node_type]) if first is None else ids - first
-        positions: Array = rows.numpy()
-        return positions
+        return rows.numpy()
 
 
 _SAMPLE_ROWS = 4096

@@ -2,7 +2,7 @@
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -323,8 +323,7 @@ class WholeGraphNorms:
 
 
 def _degrees(edge_index: Tensor, weights: Tensor, num_rows: int) -> Tensor:
-    degrees: Tensor = scatter(weights, edge_index[1], dim=0, dim_size=num_rows, reduce="sum")
-    return degrees
+    return cast("Tensor", scatter(weights, edge_index[1], dim=0, dim_size=num_rows, reduce="sum"))
 
 
 def _scaled(edge_index: Tensor, weights: Tensor, degrees: Tensor) -> Tensor:

@@ -127,8 +127,7 @@ def community_bounds(owners: Array, num_partitions: int, communities: int) -> Ar
     ends = np.cumsum(np.bincount(owners, minlength=num_partitions))
     bounds = np.concatenate([[0], ends * communities // max(1, len(owners))])
     fewest = np.arange(num_partitions + 1)
-    more_each: Array = np.maximum.accumulate(bounds - fewest) + fewest
-    return more_each
+    return np.maximum.accumulate(bounds - fewest) + fewest
 
 
 def dense_communities(communities: Array) -> Array:
@@ -136,5 +135,4 @@ def dense_communities(communities: Array) -> Array:
     if not len(communities):
         return communities
     numbers = np.cumsum(np.bincount(communities) > 0, dtype=communities.dtype) - 1
-    dense: Array = numbers[communities]
-    return dense
+    return numbers[communities]

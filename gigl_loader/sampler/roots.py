@@ -148,8 +148,7 @@ class SeedTimes:
         """Return which of ``ids`` have a time after ``times``; a type without times has none."""
         if (node_type, self._attr) not in self._reader.view.node_attributes:
             return np.zeros(ids.size, bool)
-        are_later: Array = self.of_nodes(node_type, ids).reshape(-1) > times
-        return are_later
+        return self.of_nodes(node_type, ids).reshape(-1) > times
 
     def limits(self, nodes: BatchNodes) -> Limits | None:
         """Return the time limits of each tree of a batch."""

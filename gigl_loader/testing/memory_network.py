@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from gigl_loader.errors import (
     GiglLoaderError,
@@ -283,8 +283,7 @@ class MemoryReply(Generic[T]):
         """Return the response, which has arrived."""
         if self._error is not None:
             raise self._error
-        value: T = self._value
-        return value
+        return cast("T", self._value)
 
 
 class MemoryCaller:

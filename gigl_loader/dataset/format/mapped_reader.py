@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -193,8 +193,7 @@ class OriginalIds:
                 f"{keys[int(missing[0])].as_py()!r}"
             )
         # back from distinct ids to the requested ones, in their order
-        ids: Array = nodes[compute.index_in(wanted, keys).to_numpy()]
-        return ids
+        return cast("Array", nodes[compute.index_in(wanted, keys).to_numpy()])
 
     def column(self) -> str:
         """Return the name of the column that has these ids in its table.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -362,8 +362,7 @@ def call_server(
     # a request has a field for each parameter, and no defaults
     bound.apply_defaults()
     arguments = dict(list(bound.arguments.items())[1:])  # without self
-    answer: Future[T] = connection.call(name, timeout_s, **arguments)
-    return answer
+    return cast("Future[T]", connection.call(name, timeout_s, **arguments))
 
 
 def _run_function(

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from gigl_loader.errors import (
     GiglLoaderError,
@@ -298,8 +298,7 @@ def main(argv: Sequence[str]) -> int:
     if os.getppid() != int(argv[0]):  # the parent went before the line above
         return 1
     # which takes seconds to import
-    code: int = import_module("gigl_loader.graph_store.serve").serve_main(argv[1:])
-    return code
+    return cast("int", import_module("gigl_loader.graph_store.serve").serve_main(argv[1:]))
 
 
 if __name__ == "__main__":
@@ -337,8 +336,7 @@ class Actor:
         done, _ = ray.wait([self._asked], timeout=0)
         if not done:
             return None
-        response: dict[str, Any] = ray.get(self._asked)
-        return response
+        return cast("dict[str, Any]", ray.get(self._asked))
 
     def kill(self) -> None:
         """Kill its process, so that it is restarted."""

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -195,5 +195,4 @@ def _parts_of(seeds: Tensor, dataset: Any, node_type: NodeType) -> Tensor:
         book = dataset.view().node_books.get(node_type)
         return torch.zeros_like(seeds) if book is None else book.owner(seeds)
     # GLT's book, or a table of owners: both are read by ids.
-    parts: Tensor = dataset.fetch_node_partition_book(node_type)[seeds]
-    return parts
+    return cast("Tensor", dataset.fetch_node_partition_book(node_type)[seeds])

@@ -176,10 +176,7 @@ def _servers_of_client(context: DistContext | None) -> list[int]:
     if servers < clients:
         return [context.rank % servers]
     # as tensor_split cuts, which GLT's own rule amounts to
-    share: list[int] = (
-        torch.arange(servers, device="cpu").tensor_split(clients)[context.rank].tolist()
-    )
-    return share
+    return torch.arange(servers, device="cpu").tensor_split(clients)[context.rank].tolist()
 
 
 # --- how sampling workers are started -------------------------------------------------------------
