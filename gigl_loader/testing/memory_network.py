@@ -13,6 +13,7 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -286,7 +287,7 @@ class MemoryReply(Generic[T]):
         return cast("T", self._value)
 
 
-class MemoryCaller:
+class MemoryCaller(AbstractContextManager["MemoryCaller"]):
     """See `gigl_loader.runtime.transport.Caller`."""
 
     def __init__(
@@ -356,9 +357,6 @@ class MemoryCaller:
         if listener is not None:
             # the other side learns of a goodbye; after lose(), which fails pending requests here
             listener.forget(self, end)
-
-    def __enter__(self) -> "MemoryCaller":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

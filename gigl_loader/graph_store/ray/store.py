@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +37,7 @@ _INTERVAL_S = 2.0
 _STOP_S = 30.0
 
 
-class GraphStore:
+class GraphStore(AbstractContextManager["GraphStore"]):
     """A storage cluster on Ray; from `start_graph_store`. Use it with ``with``.
 
     It ends with `shutdown`, or with the driver that started it.
@@ -98,9 +99,6 @@ class GraphStore:
             # silent servers will not respond to `stop` either: they are killed at once
             silent = [server["silent_s"] > _STOP_S for server in self._watchdog.health()]
             _end_servers(self._servers, self._group, silent)
-
-    def __enter__(self) -> "GraphStore":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
