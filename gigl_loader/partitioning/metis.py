@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.errors import ConfigError, WrongTypeError, needed
 from gigl_loader.runtime.memory.segments import Array
 
 COMMUNITY_METHODS = ("ldg", "metis")
@@ -45,13 +45,11 @@ def import_metis(otherwise: str) -> Any:
     Raises:
         ConfigError: It is not installed.
     """
-    try:
+    with needed(
+        'method="metis" needs pymetis: run pip install "gigl_loader[metis]", or use '
+        f'method="{otherwise}"'
+    ):
         return importlib.import_module("pymetis")
-    except ImportError as error:
-        raise ConfigError(
-            'method="metis" needs pymetis: run pip install "gigl_loader[metis]", or use '
-            f'method="{otherwise}"'
-        ) from error
 
 
 def cut_by_metis(metis: Any, indptr: Array, indices: Array, count: int, seed: int) -> Array:

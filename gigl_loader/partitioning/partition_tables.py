@@ -36,7 +36,7 @@ from gigl_loader.dataset.format.directory import (
 )
 from gigl_loader.dataset.format.mapped import ROOT_FILE
 from gigl_loader.dataset.schema import EdgeDir, FilePath
-from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits, needed
 from gigl_loader.partitioning.metis import check_communities
 from gigl_loader.partitioning.tables.spec import (
     METHODS,
@@ -314,12 +314,8 @@ def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
 
 def _check_installed() -> None:
     for package in ("duckdb", "pyarrow"):
-        try:
+        with needed(f'partition_tables needs {package}: run pip install "gigl_loader[tables]"'):
             importlib.import_module(package)
-        except ImportError as error:
-            raise ConfigError(
-                f'partition_tables needs {package}: run pip install "gigl_loader[tables]"'
-            ) from error
 
 
 def check_settings(

@@ -47,7 +47,7 @@ from gigl_loader.dataset.schema import (
     is_labeled_homogeneous,
     row_type,
 )
-from gigl_loader.errors import ConfigError, GiglLoaderError, WrongTypeError
+from gigl_loader.errors import ConfigError, GiglLoaderError, WrongTypeError, needed
 from gigl_loader.runtime.files_of_others import inside
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.memory.tensors import (
@@ -218,14 +218,10 @@ class OriginalIds:
 
 
 def _import_pyarrow() -> Any:
-    try:
+    with needed('to look ids up needs pyarrow: run pip install "gigl_loader[tables]"'):
         import pyarrow as pa
         import pyarrow.compute as compute
         import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise ConfigError(
-            'to look ids up needs pyarrow: run pip install "gigl_loader[tables]"'
-        ) from error
     return pa, compute, parquet
 
 

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError, needed
 from gigl_loader.graph_store.ray.actor import (
     Actor,
     ServerOptions,
@@ -276,12 +276,8 @@ def _check_times(health_timeout: float, reconnect_timeout: float, start_timeout:
 
 def _connected_ray() -> Any:
     """Return Ray's module; this process must be connected to a cluster."""
-    try:
+    with needed('start_graph_store needs Ray: run pip install "gigl_loader[ray]"'):
         import ray
-    except ImportError as error:
-        raise ConfigError(
-            'start_graph_store needs Ray: run pip install "gigl_loader[ray]"'
-        ) from error
     if not ray.is_initialized():
         raise UsageError(
             'connect to a Ray cluster first: ray.init(), or ray.init("local") for one of this '
