@@ -303,23 +303,22 @@ class Presence:
             raise self.error
         check_join(join, self.server.server_rank, self.server.num_servers)
         check_same(join, self.server.server_rank, self.cluster, self.graph)
-        if join.role is Role.CLIENT and join.job in self._numbers.stopped:
+        if join.role is not Role.CLIENT:
+            return
+        if join.job in self._numbers.stopped:
             raise JobStoppedError(stopped_text(join.job_name))
-        for member in (
-            self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ()
-        ):
+        for member in self._attendance.at(Role.CLIENT, join.rank):
             if member.job == join.job is not None and member.join.process != join.process:
                 raise ConfigError(
                     f"another process is compute rank {join.rank} of job {join.job} "
                     f"({join.job_name!r}) here: end it, or check RANK and local_rank"
                 )
-        if join.role is Role.CLIENT:
-            if self._is_untold(join):
-                raise PeerError(
-                    f"storage server {self.server.server_rank} has not heard of job {join.job} "
-                    f"({join.job_name!r}) from storage server 0"
-                )
-            self._numbers.check(join)
+        if self._is_untold(join):
+            raise PeerError(
+                f"storage server {self.server.server_rank} has not heard of job {join.job} "
+                f"({join.job_name!r}) from storage server 0"
+            )
+        self._numbers.check(join)
 
     @property
     def _missing(self) -> Runs:

@@ -21,6 +21,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.loader.seeds.seed_input import read_tensor
 from gigl_loader.runtime.glt_classes import NodeSamplerInput
 from gigl_loader.sources.held_seeds import joined
 
@@ -164,11 +165,7 @@ def read_group_ids(given: Any, num_nodes: int, name: str) -> Tensor:
             f"{name} must name a node attribute or be the group of each node, as integers, got "
             f"{type(given).__name__}"
         )
-    try:
-        ids = torch.as_tensor(given, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name} cannot be read as ids of groups: {error}") from None
-    return _as_groups(ids, num_nodes, name)
+    return _as_groups(read_tensor(given, name, "ids of groups"), num_nodes, name)
 
 
 def _as_groups(values: Tensor, count: int, name: str) -> Tensor:

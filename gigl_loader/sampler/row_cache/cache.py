@@ -32,6 +32,10 @@ _LOCK_S = 60.0
 _FULL = 0.9
 
 
+_CHANGED = ("state", "ring", "starts", "counts", "index", "holders", "slots", "top", "queue")
+"""The arrays that the kernels change, in the order of their arguments."""
+
+
 class _Arrays:
     """One table's arrays over the segment."""
 
@@ -41,26 +45,11 @@ class _Arrays:
         for name, (dtype, shape) in table.arrays().items():
             arrays[name] = array_in(segment, dtype, shape, offset)
             offset += align(nbytes_of(dtype, shape))
-        self.state, self.ring = arrays["state"], arrays["ring"]
-        self.starts, self.counts, self.index = arrays["starts"], arrays["counts"], arrays["index"]
-        self.holders, self.slots, self.stored = arrays["holders"], arrays["slots"], arrays["stored"]
-        self.top, self.queue = arrays["top"], arrays["queue"]
+        # of nine arrays: mypy takes a tuple of any length for all arguments
+        self._all: Any = [arrays[name] for name in _CHANGED]
+        self.state, self.counts, self.index = arrays["state"], arrays["counts"], arrays["index"]
+        self.holders, self.stored, self.top = arrays["holders"], arrays["stored"], arrays["top"]
         self.rows = {matrix: arrays[matrix] for matrix in table.matrices}
-
-    @property
-    def _all(self) -> Any:  # of nine arrays: mypy takes a tuple of any length for all arguments
-        """The arrays that the kernels change."""
-        return (
-            self.state,
-            self.ring,
-            self.starts,
-            self.counts,
-            self.index,
-            self.holders,
-            self.slots,
-            self.top,
-            self.queue,
-        )
 
     @property
     def newest(self) -> int:
