@@ -19,31 +19,12 @@ import torch
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.runtime.glt_classes.datasets import Dataset, DistDataset
-from gigl_loader.runtime.glt_classes.topology import Feature, Graph, RangePartitionBook, Topology
-
-__all__ = [
-    "ChannelBase",
-    "CollocatedDistSamplingWorkerOptions",
-    "Dataset",
-    "DistContext",
-    "DistDataset",
-    "DistLoader",
-    "DistRole",
-    "Feature",
-    "Graph",
-    "MpDistSamplingWorkerOptions",
-    "NodeSamplerInput",
-    "RangePartitionBook",
-    "RemoteDistSamplingWorkerOptions",
-    "SamplingConfig",
-    "SamplingType",
-    "Topology",
-    "_set_client_context",
-    "_set_server_context",
-    "get_context",
-    "init_worker_group",
-]
+from gigl_loader.runtime.glt_classes.datasets import Dataset as Dataset
+from gigl_loader.runtime.glt_classes.datasets import DistDataset as DistDataset
+from gigl_loader.runtime.glt_classes.topology import Feature as Feature
+from gigl_loader.runtime.glt_classes.topology import Graph as Graph
+from gigl_loader.runtime.glt_classes.topology import RangePartitionBook as RangePartitionBook
+from gigl_loader.runtime.glt_classes.topology import Topology as Topology
 
 # both as in GLT 0.2.4
 _MAX_CONCURRENCY = 32
