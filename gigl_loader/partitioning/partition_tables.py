@@ -312,12 +312,6 @@ def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
     return plain
 
 
-def _check_installed() -> None:
-    for package in ("duckdb", "pyarrow"):
-        with needed(f'partition_tables needs {package}: run pip install "gigl_loader[tables]"'):
-            importlib.import_module(package)
-
-
 def check_settings(
     num_partitions: Any, method: str, edge_dir: str, seed: Any, memory: int | str
 ) -> int:
@@ -326,7 +320,9 @@ def check_settings(
     Raises:
         ConfigError: One of them cannot work, or a package is missing.
     """
-    _check_installed()
+    for package in ("duckdb", "pyarrow"):
+        with needed(f'partition_tables needs {package}: run pip install "gigl_loader[tables]"'):
+            importlib.import_module(package)
     limit = parse_size(memory, "memory")
     if isinstance(num_partitions, bool) or not isinstance(num_partitions, int):
         raise WrongTypeError(f"num_partitions must be an int, got {num_partitions!r}")

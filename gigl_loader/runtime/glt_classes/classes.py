@@ -254,15 +254,8 @@ class MpDistSamplingWorkerOptions(_WorkerOptions):
         pin_memory: bool = False,
         use_all2all: bool = False,
     ) -> None:
-        super().__init__(
-            num_workers,
-            worker_devices,
-            worker_concurrency,
-            master_addr,
-            master_port,
-            num_rpc_threads,
-            rpc_timeout,
-        )
+        workers = num_workers, worker_devices, worker_concurrency
+        super().__init__(*workers, master_addr, master_port, num_rpc_threads, rpc_timeout)
         # messages, not bytes: one for each batch under way
         self.channel_capacity = self.num_workers * self.worker_concurrency
         self.channel_size = _default_size(num_workers) if channel_size is None else channel_size
@@ -293,15 +286,8 @@ class RemoteDistSamplingWorkerOptions(_WorkerOptions):
         *,
         use_all2all: bool = False,
     ) -> None:
-        super().__init__(
-            num_workers,
-            worker_devices,
-            worker_concurrency,
-            master_addr,
-            master_port,
-            num_rpc_threads,
-            rpc_timeout,
-        )
+        workers = num_workers, worker_devices, worker_concurrency
+        super().__init__(*workers, master_addr, master_port, num_rpc_threads, rpc_timeout)
         named = server_rank is not None
         self.server_rank = server_rank if named else _servers_of_client(get_context())
         self.buffer_capacity = self.num_workers * self.worker_concurrency

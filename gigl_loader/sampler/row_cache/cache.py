@@ -47,8 +47,10 @@ class _Arrays:
             offset += align(nbytes_of(dtype, shape))
         # of nine arrays: mypy takes a tuple of any length for all arguments
         self._all: Any = [arrays[name] for name in _CHANGED]
-        self.state, self.counts, self.index = arrays["state"], arrays["counts"], arrays["index"]
-        self.holders, self.stored, self.top = arrays["holders"], arrays["stored"], arrays["top"]
+        self.state, self.ring = arrays["state"], arrays["ring"]
+        self.starts, self.counts, self.index = arrays["starts"], arrays["counts"], arrays["index"]
+        self.holders, self.slots, self.stored = arrays["holders"], arrays["slots"], arrays["stored"]
+        self.top, self.queue = arrays["top"], arrays["queue"]
         self.rows = {matrix: arrays[matrix] for matrix in table.matrices}
 
     @property
