@@ -161,14 +161,6 @@ class RowCache:
         newest = max(arrays.newest for arrays in self.tables.values())
         return max(1, int(np.count_nonzero(self._seen > max(0, newest - RECENT))))
 
-    @property
-    def num_known(self) -> int:
-        """The number of batches from the first one known and not filled, to the last one."""
-        return max(
-            int(arrays.state[kernels.NEWEST] - arrays.state[kernels.OLDEST])
-            for arrays in self.tables.values()
-        )
-
     def unknown_share(self) -> float:
         """Return the share of the slots whose rows were last kept without a known next use.
 
