@@ -216,8 +216,7 @@ def _check_channels(ratios: dict[Channel, float] | None) -> None:
         )
 
 
-def flag(name: str, value: Any) -> None:
-    """Raise `ConfigError` unless ``value`` is a bool: the text "False" counts as true."""
+def _check_flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, got {value!r}")
 
@@ -305,8 +304,8 @@ class TokenOptions:
                 )
         _check_count("TokenOptions.max_tokens", self.max_tokens, 1, _MOST_TOKENS)
         _check_count("TokenOptions.walk_length", self.walk_length, 0, _LONGEST_WALK)
-        flag("TokenOptions.pairs", self.pairs)
-        flag("TokenOptions.with_degree", self.with_degree)
+        _check_flag("TokenOptions.pairs", self.pairs)
+        _check_flag("TokenOptions.with_degree", self.with_degree)
         if self.fill == "repeat" and self.layout == "varlen":
             raise ConfigError(
                 'TokenOptions: fill="repeat" fills places up to max_tokens, and layout="varlen" '
@@ -390,7 +389,7 @@ class ExpansionOptions:
                 "trees do not: leave one of them out"
             )
         self._check_tokens()
-        flag("adaptive_fanout", self.adaptive_fanout)
+        _check_flag("adaptive_fanout", self.adaptive_fanout)
         if self.adaptive_fanout and (self.by_time or not self.draws_in_trees):
             raise ConfigError(
                 "adaptive_fanout moves places from hop to hop within the tree of one seed, and "

@@ -345,6 +345,12 @@ def graph_store_options(
     )
 
 
+def flag(name: str, value: Any) -> None:
+    """Raise `ConfigError` unless ``value`` is a bool: the text "False" counts as true."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
+
+
 def check_pad(pad: Any) -> None:
     """Raise `ConfigError` if ``pad`` is invalid for any graph."""
     if isinstance(pad, bool):

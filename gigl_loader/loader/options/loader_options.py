@@ -23,6 +23,7 @@ from gigl_loader.loader.options.glt_config import (
     NumNeighbors,
     check_pad,
     create_sampling_config,
+    flag,
 )
 from gigl_loader.loader.seeds.seed_groups import GroupSource, SeedGroups
 from gigl_loader.loader.seeds.seed_input import TimeInput, is_by_seed
@@ -48,7 +49,6 @@ from gigl_loader.sampler.options import (
     Shard,
     Shuffle,
     SourceOptions,
-    flag,
     options_of_batches,
 )
 from gigl_loader.sampler.sampler_kinds import SamplerKind

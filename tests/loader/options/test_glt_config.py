@@ -12,9 +12,9 @@ from gigl_loader.loader.options.glt_config import (
     checked_function,
     create_colocated_worker_options,
     create_sampling_config,
+    flag,
     patch_fanout,
 )
-from gigl_loader.sampler.options import flag
 from gigl_loader.sources.sampling_checks import check_workers, positive
 
 BUYS, KNOWS = ("u", "buys", "i"), ("u", "knows", "u")
