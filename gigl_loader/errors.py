@@ -263,6 +263,19 @@ _NO_MEMORY = (
 
 
 @contextmanager
+def needed(text: str) -> Iterator[None]:
+    """Raise `ConfigError` instead of an ImportError.
+
+    Args:
+        text: Who needs the package that is imported within, and how to install it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(text) from error
+
+
+@contextmanager
 def explained_limits(what: str) -> Iterator[None]:
     """Raise `ResourceError` instead of a system error about a limit.
 

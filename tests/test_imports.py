@@ -154,7 +154,7 @@ FACES = {
         "with_ppr_outputs",
         # the memory of messages: slots of workers, leases of who reads them
         "leases": "BufferPool MessageMemory Packed ServerMemory ShmChannel own_messages "
-        "payload_bytes tensors_over",
+        "payload_bytes",
         # the fields
         "message": "AT_ONCE_EPOCH AT_ONCE_STREAM Attempt Axis BATCH BatchCounts BatchTicket EDGE "
         "EDGES_PER_HOP EDGE_FEATURES EDGE_INDEX EDGE_INPUT_ID EDGE_LABEL EDGE_ROWS EDGE_TARGETS "

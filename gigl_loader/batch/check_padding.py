@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -92,8 +92,7 @@ def _mask_of(store: Any, name: str, value: Any) -> Tensor | None:
         return None
     for mask, is_of in ((NODE_MASK, "is_node_attr"), (EDGE_MASK, "is_edge_attr")):
         if mask in store and value.size(0) == store[mask].numel() and getattr(store, is_of)(name):
-            values: Tensor = store[mask]
-            return values
+            return cast("Tensor", store[mask])
     return None
 
 

@@ -52,7 +52,6 @@ class Registration(Protocol):
 
     def release(self) -> None:
         """Undo it."""
-        ...
 
 
 Register = Callable[[int, int], Registration | None]
@@ -126,7 +125,7 @@ class Lease:
 
     def tensors(self) -> SampleMessage:
         """Return the message as tensors over the slot."""
-        return tensors_over(self._buffer, self.layout)
+        return tensors_in(self._buffer, self.layout)
 
     def lend(self) -> Region:
         """Return the message's place, for another process to read it while this is held."""
@@ -330,11 +329,6 @@ def payload_bytes(layout: Layout) -> int:
     return end
 
 
-def tensors_over(buffer: Any, layout: Layout) -> SampleMessage:
-    """Return the tensors of a message over ``buffer``, which they keep alive."""
-    return tensors_in(buffer, layout)
-
-
 class Packed(dict[str, Tensor]):
     """A message on a storage server, which sends its bytes unchanged: empty as a dict."""
 
@@ -496,7 +490,7 @@ class BufferPool:
         else:
             buffer = self.take_leased(nbytes)
         write_fields(fields, layout, buffer)
-        return tensors_over(buffer, layout), nbytes
+        return tensors_in(buffer, layout), nbytes
 
 
 def own_messages(*, pin_memory: bool = False) -> BufferPool:

@@ -374,7 +374,6 @@ class OnDevice(Protocol):
 
     def lent(self) -> SampleMessage:
         """Return them by key, for use on the current stream of the calling thread."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 
 class Verb(NamedTuple):
@@ -70,8 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         close = get_close_matches(verb, VERBS, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(VERBS)}"
         parser.error(f"there is no verb {verb!r}: {hint}")
-    code: int = _named(verb, VERBS[verb].main)(given[1:])
-    return code
+    return cast("int", _named(verb, VERBS[verb].main)(given[1:]))
 
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
@@ -80,8 +79,7 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
     Raises:
         ImportError: It needs an extra that is not installed.
     """
-    parser: argparse.ArgumentParser = _named(verb, VERBS[verb].parser)()
-    return parser
+    return cast("argparse.ArgumentParser", _named(verb, VERBS[verb].parser)())
 
 
 def _listed() -> list[str]:
@@ -98,5 +96,4 @@ def _version() -> str:
 
 
 def _named(verb: str, name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = getattr(importlib.import_module(VERBS[verb].module), name)
-    return function
+    return cast("Callable[..., Any]", getattr(importlib.import_module(VERBS[verb].module), name))

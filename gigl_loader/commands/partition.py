@@ -41,44 +41,28 @@ from gigl_loader.runtime.command_line import verb_parser
 
 _OPTIONS = ("time_attr", "order", "edge_rows", "communities")
 """What the YAML file may say beside the tables; a flag of the same name comes before it."""
-_OF_GRAPHS = (
-    "pyg",
-    "root",
-    "num_partitions",
-    "method",
-    "edge_dir",
-    "seed",
-    "overwrite",
-    "format",
-    "quiet",
-    "time_attr",
-    "order",
-    "feature_dtype",
-    "communities",
-)
+_OF_ALL = ("root", "num_partitions", "method", "overwrite", "quiet")
+"""Options of every kind of source."""
+_OF_DRAWN = (*_OF_ALL, "edge_dir", "seed")
+"""Options of those that are partitioned, not copied."""
+_OF_GRAPHS = (*_OF_DRAWN, "pyg", "format", "time_attr", "order", "feature_dtype", "communities")
 """Options that a saved graph has, too."""
 _LIBRARIES = ("dgl", "pyg", "gigl", "glt")
 _OF_TABLES = ("pyg", "database", "nodes", "edges", "id", "split", "partition_column", "src", "dst")
 """Options that a graph of another library lacks: its files say what these do."""
 _OF_DATABASES = (
+    *_OF_DRAWN,
     "database",
-    "root",
     "keys",
     "embed",
     "upto",
     "stats_upto",
-    "num_partitions",
     "drop_dangling",
-    "method",
-    "edge_dir",
-    "seed",
     "memory",
     "threads",
-    "overwrite",
-    "quiet",
 )
 """Options that a database has, too."""
-_OF_GLT = ("library", "tables", "root", "num_partitions", "method", "overwrite", "format", "quiet")
+_OF_GLT = (*_OF_ALL, "library", "tables", "format")
 """Options of partitions that are copied as they are."""
 
 

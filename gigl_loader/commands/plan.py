@@ -23,7 +23,7 @@ from gigl_loader.commands.capacity.needs import (
     graph_bytes,
     share_kept,
 )
-from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
+from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code, needed
 from gigl_loader.graph_store.status import add_security, host_and_port, security_of
 from gigl_loader.runtime.command_line import verb_parser
 from gigl_loader.runtime.sizes import NUMBER, parse_size, read_number
@@ -517,10 +517,9 @@ def draw(path: Path, job: Job, costs: Costs, degrees: DegreeDistribution | None 
     Raises:
         ConfigError: matplotlib is not installed, knows no such kind of picture, or cannot write it.
     """
-    try:  # without pyplot, which would choose a backend for the whole process, also in a notebook
+    with needed("--picture needs matplotlib: run pip install matplotlib"):
+        # without pyplot, which would choose a backend for the whole process, also in a notebook
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--picture needs matplotlib: run pip install matplotlib") from error
     figure = Figure(figsize=(7, 4.5))
     # Before any work: else a wrong suffix would only be found after drawing.
     kinds = figure.canvas.get_supported_filetypes()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -610,8 +610,7 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
     def from_ipc_handle(cls, ipc_handle: tuple[Any, ...]) -> "DistDataset":
         """Undo `share_ipc`."""
         make, arguments = ipc_handle
-        dataset: DistDataset = make(*arguments)
-        return dataset
+        return cast("DistDataset", make(*arguments))
 
     # --- contents ---------------------------------------------------------------------------------
 

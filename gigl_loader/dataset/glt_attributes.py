@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -235,8 +235,7 @@ def filter_ids(book: Any, partition_idx: int) -> Tensor:
     """Return the ids that a partition owns: GLT's ``id_filter``, for range books and tables."""
     if isinstance(book, Tensor):
         return (book == partition_idx).nonzero().view(-1)
-    ids: Tensor = book.id_filter(book, partition_idx)
-    return ids
+    return cast("Tensor", book.id_filter(book, partition_idx))
 
 
 def read_splits(dataset: Any) -> Splits:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -64,8 +64,7 @@ def content_digest(value: Any, *, whole: bool = False) -> str:
 
 def _as_array(leaf: Any) -> Array:
     if isinstance(leaf, np.ndarray):
-        array: Array = np.ascontiguousarray(leaf)
-        return array
+        return np.ascontiguousarray(leaf)
     from gigl_loader.runtime.memory.tensors import as_array  # torch is loaded: this is a tensor
 
     return as_array(leaf)
@@ -85,8 +84,7 @@ def mixed(state: Array) -> Array:
     # arrays of uint64 wrap around
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    hashes: Array = state ^ (state >> np.uint64(31))
-    return hashes
+    return cast("Array", state ^ (state >> np.uint64(31)))
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -246,7 +246,6 @@ class OfPartition(Protocol):
 
     def view(self) -> PartitionView[Tensor]:
         """Return the rows that this process has."""
-        ...
 
 
 class OfGraphStore(Protocol):
@@ -255,7 +254,6 @@ class OfGraphStore(Protocol):
     @property
     def lookup(self) -> Any:
         """Sends the requests; see ``StoreLookup``."""
-        ...
 
 
 class DistFeature:

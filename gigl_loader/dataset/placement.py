@@ -6,7 +6,7 @@ device's memory can stay there.
 """
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -106,8 +106,7 @@ class Placement:
         view = replace(view, other_edges={})
         self._check_fits(view)
         self._pin(self._stays_on_host(view))
-        placed: PartitionView = each_tensor(view, self._copy_on_device)
-        return placed
+        return cast("PartitionView", each_tensor(view, self._copy_on_device))
 
     def nbytes(self, view: PartitionView) -> tuple[int, int]:
         """Return the bytes that ``view`` takes on the device, and of pinned host memory."""

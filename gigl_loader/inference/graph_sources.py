@@ -47,7 +47,6 @@ class Owners(Protocol):
 
     def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
         """Return the rank that computes each of ``ids``: ``[n]`` int64."""
-        ...
 
 
 class OwnedRows:
@@ -150,8 +149,7 @@ class RowFetcher:
         first = self._first[node_type]
         # no -1 here: only own nodes are looked up
         rows = position_of(ids, self._owners.own_ids[node_type]) if first is None else ids - first
-        positions: Array = rows.numpy()
-        return positions
+        return rows.numpy()
 
 
 _SAMPLE_ROWS = 4096
@@ -172,19 +170,15 @@ class GraphSource(Protocol):
 
     def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> EdgeBlock:
         """Return the edges into own nodes; collective with ``attr``."""
-        ...
 
     def features(self) -> dict[NodeType, RowSource]:
         """Return the features by type, of the types with features."""
-        ...
 
     def digest(self) -> str:
         """Return values that identify this graph, without reading all of it."""
-        ...
 
     def bytes_with_neighbors(self) -> float:
         """Return the approximate bytes of a node's features and its in-neighbours'."""
-        ...
 
 
 class PartitionGraph:

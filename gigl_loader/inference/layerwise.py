@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from urllib.parse import quote
 
 import torch
@@ -654,8 +654,7 @@ class LayerRun:
         x = {name: rows.to(self._compute_dtype) for name, rows in chunk.x.items()}
         chunk = replace(chunk, x=x, n_id=chunk.n_id if ids else {})
         pin = self._device.type == "cuda"
-        prepared: Chunk = each_tensor(chunk, Tensor.pin_memory) if pin else chunk
-        return prepared
+        return cast("Chunk", each_tensor(chunk, Tensor.pin_memory) if pin else chunk)
 
     def _checked(self, output: Any, chunk: Chunk, layer: Layer) -> Tensor | None:
         if output is None and self._graph.is_heterogeneous:
@@ -673,8 +672,7 @@ class LayerRun:
 
 def _filled(chunk: Chunk, tensors: list[Tensor]) -> Chunk:
     replacements = iter(tensors)
-    filled: Chunk = each_tensor(chunk, lambda _: next(replacements))
-    return filled
+    return cast("Chunk", each_tensor(chunk, lambda _: next(replacements)))
 
 
 def _shape(rows: Tensor | None) -> _Shape | None:

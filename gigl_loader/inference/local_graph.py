@@ -10,7 +10,7 @@ then the halo::
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -446,8 +446,7 @@ def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, w
 
 
 def _of_type(ids: Any, name: NodeType) -> Tensor | None:
-    typed_ids: Tensor | None = ids.get(name) if isinstance(ids, dict) else ids
-    return typed_ids
+    return cast("Tensor | None", ids.get(name) if isinstance(ids, dict) else ids)
 
 
 def _fill_edges(graph: LocalGraph, view: PartitionView, device: torch.device) -> None:

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, needed
 from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of
 from gigl_loader.runtime.memory.tensors import dtype_name
 from gigl_loader.runtime.object_storage.folder_cache import Cache
@@ -372,12 +372,8 @@ class TableIds:
 
 def check_parquet() -> None:
     """Raise `ConfigError` if Parquet cannot be written."""
-    try:
+    with needed('format="parquet" needs pyarrow: pip install "gigl_loader[tables]"'):
         import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            'format="parquet" needs pyarrow: pip install "gigl_loader[tables]"'
-        ) from error
 
 
 class ParquetRows:

@@ -15,7 +15,7 @@ Source:
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -89,8 +89,7 @@ class SequentialAggregation:
                 (computed & _is_within(edge_index[0], level, step)).nonzero().view(-1)
                 for step in range(level.exchange.size)
             ]
-        parts: list[Tensor] = self._kept[edge_index]
-        return parts
+        return cast("list[Tensor]", self._kept[edge_index])
 
 
 def _is_within(rows: Tensor, level: Level, step: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.errors import ConfigError, WrongTypeError, needed
 from gigl_loader.runtime.memory.segments import Array
 
 COMMUNITY_METHODS = ("ldg", "metis")
@@ -45,13 +45,11 @@ def import_metis(otherwise: str) -> Any:
     Raises:
         ConfigError: It is not installed.
     """
-    try:
+    with needed(
+        'method="metis" needs pymetis: run pip install "gigl_loader[metis]", or use '
+        f'method="{otherwise}"'
+    ):
         return importlib.import_module("pymetis")
-    except ImportError as error:
-        raise ConfigError(
-            'method="metis" needs pymetis: run pip install "gigl_loader[metis]", or use '
-            f'method="{otherwise}"'
-        ) from error
 
 
 def cut_by_metis(metis: Any, indptr: Array, indices: Array, count: int, seed: int) -> Array:
@@ -127,8 +125,7 @@ def community_bounds(owners: Array, num_partitions: int, communities: int) -> Ar
     ends = np.cumsum(np.bincount(owners, minlength=num_partitions))
     bounds = np.concatenate([[0], ends * communities // max(1, len(owners))])
     fewest = np.arange(num_partitions + 1)
-    more_each: Array = np.maximum.accumulate(bounds - fewest) + fewest
-    return more_each
+    return np.maximum.accumulate(bounds - fewest) + fewest
 
 
 def dense_communities(communities: Array) -> Array:
@@ -136,5 +133,4 @@ def dense_communities(communities: Array) -> Array:
     if not len(communities):
         return communities
     numbers = np.cumsum(np.bincount(communities) > 0, dtype=communities.dtype) - 1
-    dense: Array = numbers[communities]
-    return dense
+    return numbers[communities]

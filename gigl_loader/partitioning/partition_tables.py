@@ -35,8 +35,9 @@ from gigl_loader.dataset.format.directory import (
     only_writer,
 )
 from gigl_loader.dataset.format.mapped import ROOT_FILE
+from gigl_loader.dataset.partition.checks import check_edge_dir
 from gigl_loader.dataset.schema import EdgeDir, FilePath
-from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits, needed
 from gigl_loader.partitioning.metis import check_communities
 from gigl_loader.partitioning.tables.spec import (
     METHODS,
@@ -312,16 +313,6 @@ def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
     return plain
 
 
-def _check_installed() -> None:
-    for package in ("duckdb", "pyarrow"):
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise ConfigError(
-                f'partition_tables needs {package}: run pip install "gigl_loader[tables]"'
-            ) from error
-
-
 def check_settings(
     num_partitions: Any, method: str, edge_dir: str, seed: Any, memory: int | str
 ) -> int:
@@ -330,7 +321,9 @@ def check_settings(
     Raises:
         ConfigError: One of them cannot work, or a package is missing.
     """
-    _check_installed()
+    for package in ("duckdb", "pyarrow"):
+        with needed(f'partition_tables needs {package}: run pip install "gigl_loader[tables]"'):
+            importlib.import_module(package)
     limit = parse_size(memory, "memory")
     if isinstance(num_partitions, bool) or not isinstance(num_partitions, int):
         raise WrongTypeError(f"num_partitions must be an int, got {num_partitions!r}")
@@ -338,8 +331,7 @@ def check_settings(
         raise ConfigError(f"num_partitions must be 1 to {_MOST_PARTITIONS}, got {num_partitions}")
     if method not in METHODS:
         raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if edge_dir not in ("in", "out"):
-        raise ConfigError(f'edge_dir must be "in" or "out", got {edge_dir!r}')
+    check_edge_dir(edge_dir)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     if limit < _MIN_BYTES:

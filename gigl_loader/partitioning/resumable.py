@@ -21,6 +21,7 @@ from gigl_loader.errors import (
     ObjectStorageError,
     UsageError,
     first_line,
+    needed,
     without_only_type,
 )
 from gigl_loader.runtime.progress import ProgressLine
@@ -356,12 +357,9 @@ def _tasks(memory: int, threads: int | None) -> Iterator[tuple[RunSteps, int]]:
 
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of a change
-    try:
+    text = 'engine="ray" needs Ray: run pip install "gigl_loader[ray]", or use engine="duckdb"'
+    with needed(text):
         import ray
-    except ImportError as error:
-        raise ConfigError(
-            'engine="ray" needs Ray: run pip install "gigl_loader[ray]", or use engine="duckdb"'
-        ) from error
     return ray
 
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -66,8 +66,7 @@ class LinkSplit:
     @property
     def anchors(self) -> Tensor:
         """``[num_anchors]`` int64: the nodes with a link in this split, ascending."""
-        anchors: Tensor = torch.unique(self.links[0])
-        return anchors
+        return cast("Tensor", torch.unique(self.links[0]))
 
     def __repr__(self) -> str:
         return f"LinkSplit({_of_type(self.edge_type)}links={self.links.size(1)})"

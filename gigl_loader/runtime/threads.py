@@ -37,6 +37,13 @@ def new_thread(
     )
 
 
+def start_aside(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Start a daemon that calls ``target``, and on which nothing hangs; return it."""
+    thread = new_thread(target=target, args=args, name=name, on_death=nothing_hangs_on_it)
+    thread.start()
+    return thread
+
+
 def _run(
     target: Callable[..., object],
     args: tuple[Any, ...],

@@ -379,8 +379,7 @@ class Negatives:
         # One number for a pair: a requested row, and the node at the other end.
         width = 1 + max(int(others.max()), int(answer.neighbors.max(initial=0)))
         edges = owner * width + answer.neighbors
-        are_edges: Array = np.isin(position.reshape(-1) * width + others, edges)
-        return are_edges
+        return np.isin(position.reshape(-1) * width + others, edges)
 
 
 class _NegativeEnd:
@@ -406,8 +405,7 @@ class _NegativeEnd:
         """Return for each of ``nodes`` whether it can be drawn."""
         if self._weights is None:
             return np.ones(nodes.size, bool)
-        heavy: Array = self._weights[nodes] > 0
-        return heavy
+        return self._weights[nodes] > 0
 
 
 def uniform(key: int, count: int) -> Array:
@@ -417,5 +415,4 @@ def uniform(key: int, count: int) -> Array:
         SplitMix64: see `mixed`, here over its counter.
     """
     value = mixed(np.uint64(key) + np.arange(1, count + 1, dtype=np.uint64) * GAMMA)
-    unit: Array = (value >> np.uint64(11)) * 2.0**-53
-    return unit
+    return (value >> np.uint64(11)) * 2.0**-53

@@ -264,8 +264,7 @@ class BatchNodes:
         """Return the tree of each root in ``ids``; new trees unless they go by time."""
         seeds = np.arange(ids.size) if seeds is None else seeds
         if self._by_time:
-            trees: Array = self._tree_of_seed[seeds]
-            return trees
+            return self._tree_of_seed[seeds]
         self._seeds.append(seeds)
         self._num_trees += ids.size
         return np.arange(self._num_trees - ids.size, self._num_trees)
@@ -280,8 +279,7 @@ class BatchNodes:
     def trees(self, node_type: NodeType, start: int = 0, stop: int | None = None) -> Array:
         """Return the tree of each node at labels ``start`` to ``stop``."""
         labels = self._apart[node_type]
-        trees: Array = labels.nodes[start:stop] >> labels.bits
-        return trees
+        return labels.nodes[start:stop] >> labels.bits
 
     def replace(self, keys: Mapping[NodeType, Array]) -> None:
         """Have the keys of trees that were grown elsewhere, from the roots that are here."""

@@ -216,6 +216,11 @@ def _check_channels(ratios: dict[Channel, float] | None) -> None:
         )
 
 
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
+
+
 def _check_count(name: str, value: Any, least: int, below: int = 2**31) -> None:
     # for isinstance(), True is an int
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < below:
@@ -299,11 +304,8 @@ class TokenOptions:
                 )
         _check_count("TokenOptions.max_tokens", self.max_tokens, 1, _MOST_TOKENS)
         _check_count("TokenOptions.walk_length", self.walk_length, 0, _LONGEST_WALK)
-        for name in ("pairs", "with_degree"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    f"TokenOptions.{name} must be True or False, got {getattr(self, name)!r}"
-                )
+        _check_flag("TokenOptions.pairs", self.pairs)
+        _check_flag("TokenOptions.with_degree", self.with_degree)
         if self.fill == "repeat" and self.layout == "varlen":
             raise ConfigError(
                 'TokenOptions: fill="repeat" fills places up to max_tokens, and layout="varlen" '
@@ -387,10 +389,7 @@ class ExpansionOptions:
                 "trees do not: leave one of them out"
             )
         self._check_tokens()
-        if not isinstance(self.adaptive_fanout, bool):
-            raise ConfigError(
-                f"adaptive_fanout must be True or False, got {self.adaptive_fanout!r}"
-            )
+        _check_flag("adaptive_fanout", self.adaptive_fanout)
         if self.adaptive_fanout and (self.by_time or not self.draws_in_trees):
             raise ConfigError(
                 "adaptive_fanout moves places from hop to hop within the tree of one seed, and "

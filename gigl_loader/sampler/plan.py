@@ -168,7 +168,6 @@ class Sampler(Protocol):
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields. They are written, in this order, before the next call."""
-        ...
 
 
 SamplerFactory = Callable[[PartitionView[Array], SamplingPlan, Any], Sampler]
@@ -345,11 +344,9 @@ class PendingAnswer(Protocol[T_co]):
     @property
     def has_come(self) -> bool:
         """Whether `wait` would return at once."""
-        ...
 
     def wait(self) -> T_co:
         """Return the response, or raise its error."""
-        ...
 
 
 class RowPeers(Protocol):
@@ -361,7 +358,6 @@ class RowPeers(Protocol):
         The response says where they are. ``out`` is memory of their shape and type, contiguous,
         and unused by others until the response is there.
         """
-        ...
 
 
 class Peers(RowPeers, Protocol):
@@ -373,11 +369,9 @@ class Peers(RowPeers, Protocol):
 
         See `sampler.rows.row_exchange`.
         """
-        ...
 
     def draw(self, partition: int, request: DrawRequest, /) -> PendingAnswer[Drawn]:
         """Request neighbours; return before they are there."""
-        ...
 
 
 @dataclass(frozen=True)

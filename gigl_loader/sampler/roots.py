@@ -53,7 +53,6 @@ class Roots(Protocol):
 
     def place(self, request: SampleRequest, nodes: BatchNodes) -> RootFields:
         """Give the roots of ``request`` their labels in ``nodes``, which is empty."""
-        ...
 
 
 MakeRoots = Callable[[GraphReader], Roots]
@@ -149,8 +148,7 @@ class SeedTimes:
         """Return which of ``ids`` have a time after ``times``; a type without times has none."""
         if (node_type, self._attr) not in self._reader.view.node_attributes:
             return np.zeros(ids.size, bool)
-        are_later: Array = self.of_nodes(node_type, ids).reshape(-1) > times
-        return are_later
+        return self.of_nodes(node_type, ids).reshape(-1) > times
 
     def limits(self, nodes: BatchNodes) -> Limits | None:
         """Return the time limits of each tree of a batch."""

@@ -290,8 +290,7 @@ class TokenMaker:
         if node_type not in self._known:
             return None
         known, times = self._known[node_type]
-        found: Array = times[np.searchsorted(known, ids)]
-        return found
+        return times[np.searchsorted(known, ids)]
 
     def _edges_between(self, sampled: Sampled, base: Array, row: Array) -> Sampled:
         """Return the edges between tokens, each once; with ids, each id of two nodes once."""
@@ -366,8 +365,7 @@ class TokenMaker:
         key = self._keys(request, nodes)[:, None]
         unit = (mixed(key ^ mixed(place.astype(np.uint64))) >> np.uint64(11)) * 2.0**-53
         again = np.minimum(1, sizes - 1) + (unit * np.maximum(sizes - 1, 1)).astype(np.int64)
-        take: Array = (starts[:-1, None] + np.where(place < sizes, place, again)).reshape(-1)
-        return take
+        return (starts[:-1, None] + np.where(place < sizes, place, again)).reshape(-1)
 
     def _pairs(self, found: Candidates, kind: Array, starts: Array, tokens: Array) -> Array:
         """Return ``[num_pairs, 4]`` int32: sequence, query, key and relation."""

@@ -40,32 +40,26 @@ class BatchSource(Protocol):
     @property
     def source_options(self) -> SourceOptions:
         """Seed, order and deadline; from `open` on, as the ranks agreed on them."""
-        ...
 
     @property
     def num_workers(self) -> int:
         """Sampling processes, per storage server with a graph store; 0: this process samples."""
-        ...
 
     @property
     def channel(self) -> Any:
         """The channel of messages, as GLT's loaders show it; None if there is none."""
-        ...
 
     @property
     def input_len(self) -> int:
         """Seeds of the whole input."""
-        ...
 
     @property
     def num_batches(self) -> int:
         """Batches of an epoch over the whole input; known once `open` has returned."""
-        ...
 
     @property
     def remote_bytes(self) -> int:
         """Bytes of all rows that only other machines have; 0 if unknown, or if there are none."""
-        ...
 
     def open(self, turns: WorkerTurns) -> None:
         """Start sampling processes; return when they are ready.
@@ -77,7 +71,6 @@ class BatchSource(Protocol):
             ConfigError: The arguments of the ranks do not fit together.
             PeerError: A worker, server or rank failed, or was not ready in time; none is left.
         """
-        ...
 
     def start_epoch(
         self, attempt: Attempt, batches: Sequence[int], positions: Sequence[int]
@@ -91,30 +84,24 @@ class BatchSource(Protocol):
             positions: Position of each in the loader's epoch, ascending; its ticket has it when it
                 comes back.
         """
-        ...
 
     def cancel_epoch(self) -> None:
         """Stop sampling for the epoch under way."""
-        ...
 
     def next(self, timeout_s: float | None = None) -> Received | None:
         """Return the next batch, or None at the end of the epoch."""
-        ...
 
     def ready(self) -> bool:
         """Return whether `next` would return at once."""
-        ...
 
     def count_waiting(self) -> int:
         """Return how many batches `next` could return without waiting."""
-        ...
 
     def sample(self, index: Tensor, seed: int | None = None) -> Received:
         """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch.
 
         ``seed`` takes the place of the source's own, as in an `Attempt`.
         """
-        ...
 
     def shutdown(self, linger_s: float | None = None) -> None:
         """Stop sampling and release all resources. Idempotent.
@@ -123,4 +110,3 @@ class BatchSource(Protocol):
             linger_s: Seconds to respond to others that still request rows; None: the source's own
                 default.
         """
-        ...

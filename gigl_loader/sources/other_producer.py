@@ -36,7 +36,7 @@ from gigl_loader.errors import (
     WorkerDiedError,
 )
 from gigl_loader.runtime.glt_classes import SamplingConfig
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import start_aside
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sources.staggered_start import WorkerTurns
 
@@ -154,12 +154,8 @@ class ProducerSource:
     def _init_watched(self) -> None:
         """Call ``init`` in a thread: graphlearn-torch's waits for ever for a process that ended."""
         awaited: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        new_thread(
-            target=_receive,
-            args=(self._producer.init, awaited),
-            name=f"start of {self.name}",
-            on_death=nothing_hangs_on_it,  # what it raises is handed over
-        ).start()
+        # what it raises is handed over
+        start_aside(f"start of {self.name}", _receive, self._producer.init, awaited)
         deadline = time.monotonic() + self.source_options.timeout_s
         while True:
             lost = self._loss()
@@ -285,12 +281,8 @@ class ProducerSource:
         # A `recv` without a timeout waits in a thread, which the next call looks at again.
         if self._awaited is None:
             self._awaited = queue.SimpleQueue()
-            new_thread(
-                target=_receive,
-                args=(self.channel.recv, self._awaited),
-                name=f"messages of {self.name}",
-                on_death=nothing_hangs_on_it,  # what it raises is handed over
-            ).start()
+            # what it raises is handed over
+            start_aside(f"messages of {self.name}", _receive, self.channel.recv, self._awaited)
         message, error = self._awaited.get(timeout=timeout_s)
         self._awaited = None
         if error is not None:

@@ -154,8 +154,7 @@ class SeedOrders:
         if ticket.stream != AT_ONCE_STREAM:
             size = self._config.batch_size
             positions = positions[ticket.batch * size : (ticket.batch + 1) * size]
-        seeds: list[int] = self._seeds[positions].tolist()
-        return seeds
+        return self._seeds[positions].tolist()
 
 
 def seed_or_drawn(seed: int | None) -> int:

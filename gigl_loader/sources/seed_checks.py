@@ -8,7 +8,7 @@ possible.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,8 +160,7 @@ def _as_integers(column: Tensor) -> NDArray[np.int64]:
     """Return a column as int64 numbers; of floats, their bits."""
     if column.is_floating_point():
         return column.double().cpu().numpy().view(np.int64)
-    integers: NDArray[np.int64] = column.long().cpu().numpy()
-    return integers
+    return cast("NDArray[np.int64]", column.long().cpu().numpy())
 
 
 def _lowest(columns: Sequence[NDArray[np.int64]], most: int) -> NDArray[np.int64]:

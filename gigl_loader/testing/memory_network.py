@@ -13,8 +13,9 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from gigl_loader.errors import (
     GiglLoaderError,
@@ -283,11 +284,10 @@ class MemoryReply(Generic[T]):
         """Return the response, which has arrived."""
         if self._error is not None:
             raise self._error
-        value: T = self._value
-        return value
+        return cast("T", self._value)
 
 
-class MemoryCaller:
+class MemoryCaller(AbstractContextManager["MemoryCaller"]):
     """See `gigl_loader.runtime.transport.Caller`."""
 
     def __init__(
@@ -357,9 +357,6 @@ class MemoryCaller:
         if listener is not None:
             # the other side learns of a goodbye; after lose(), which fails pending requests here
             listener.forget(self, end)
-
-    def __enter__(self) -> "MemoryCaller":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -14,11 +14,11 @@ from gigl_loader.batch.leases import (
     ServerMemory,
     field_of,
     payload_bytes,
-    tensors_over,
 )
 from gigl_loader.batch.slots import SlotWriter
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.memory.same_host import Mappings
+from gigl_loader.runtime.memory.tensors import tensors_in
 from gigl_loader.testing import open_files
 
 
@@ -202,9 +202,7 @@ def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lo
     assert memory.leased_bytes > 0
     position = packed.lease.lend()
     assert memory.leased_bytes == 0, "what a client reads is not queued any more"
-    read = tensors_over(mappings.lease(position, lambda: dropped.append(1)), packed.lease.layout)[
-        "x"
-    ]
+    read = tensors_in(mappings.lease(position, lambda: dropped.append(1)), packed.lease.layout)["x"]
     part = read[10:20]
     del read
     assert memory.returned(0, 4) == ([], [])
@@ -215,14 +213,14 @@ def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lo
     assert memory.returned(0, 4) == ([0], [])
     writer.give_back([0], [])
     packed = _write(writer, memory, 2.0)
-    kept = tensors_over(mappings.lease(packed.lease.lend(), lambda: None), packed.lease.layout)["x"]
+    kept = tensors_in(mappings.lease(packed.lease.lend(), lambda: None), packed.lease.layout)["x"]
     packed.lease.poison()  # the client left, and still reads
     del packed
     assert memory.returned(0, 4) == ([], [0]), "given up, not written again"
     writer.give_back([], [0])
     for value in range(3, 9):
         del_me = _write(writer, memory, float(value))
-        assert float(tensors_over(del_me.lease.payload, del_me.lease.layout)["x"][0]) == value
+        assert float(tensors_in(del_me.lease.payload, del_me.lease.layout)["x"][0]) == value
         del del_me
     assert torch.equal(kept, torch.full((1000,), 2.0))
     memory.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it, start_aside
 
 PACKAGE = Path(__file__).parent.parent.parent / "gigl_loader"
 
@@ -44,6 +44,17 @@ def test_what_cannot_be_ended_is_said_too(caplog) -> None:
     _run(fail, fail)
     assert "what hung on thread 'the tester' could not be ended" in caplog.text
     nothing_hangs_on_it(ValueError())
+
+
+def test_a_thread_aside_is_a_started_daemon_whose_death_is_logged(caplog) -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    thread = start_aside("the tester", fail, OSError(24, "Too many open files"))
+    assert thread.daemon
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "thread 'the tester' ended by OSError" in caplog.text
 
 
 def test_no_thread_is_started_in_another_way() -> None:

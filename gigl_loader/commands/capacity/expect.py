@@ -17,6 +17,7 @@ Source:
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -89,8 +90,7 @@ class DegreeDistribution:
         sizes = np.diff(starts, append=neighbors.size)
 
         def mean(values: Array) -> Array:
-            means: Array = np.add.reduceat(values[order], starts) / sizes
-            return means
+            return cast("Array", np.add.reduceat(values[order], starts) / sizes)
 
         # Without edges, pulls are 0, not NaN.
         pull = mean(others) / max(others.mean(), 1e-12)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -45,7 +45,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 # --- processes ------------------------------------------------------------------------------------
 
 
-class Child:
+class Child(AbstractContextManager["Child"]):
     """A process of a measurement, and a pipe to it; it ends with the ``with`` block.
 
     Args:
@@ -91,9 +91,6 @@ class Child:
     def go_on(self) -> None:
         """Let it continue after `say`."""
         self._pipe.send("go on")
-
-    def __enter__(self) -> "Child":
-        return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         # This ends a process that waits for a message.
@@ -211,7 +208,7 @@ class _Rows:
     data: Array
 
 
-class Answerer:
+class Answerer(AbstractContextManager["Answerer"]):
     """Sends rows to a measuring host, and reports the costs; until it is closed.
 
     Args:
@@ -252,9 +249,6 @@ class Answerer:
         """Stop responding."""
         for listener in self._listeners:
             listener.close()
-
-    def __enter__(self) -> "Answerer":
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()

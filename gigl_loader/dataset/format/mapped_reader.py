@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ from gigl_loader.dataset.schema import (
     is_labeled_homogeneous,
     row_type,
 )
-from gigl_loader.errors import ConfigError, GiglLoaderError, WrongTypeError
+from gigl_loader.errors import ConfigError, GiglLoaderError, WrongTypeError, needed
 from gigl_loader.runtime.files_of_others import inside
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.memory.tensors import (
@@ -60,7 +60,7 @@ from gigl_loader.runtime.memory.tensors import (
 from gigl_loader.runtime.object_storage.folder_cache import distrust, hold, is_of_a_cache
 from gigl_loader.runtime.progress import note
 from gigl_loader.runtime.system import meminfo
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import start_aside
 
 Memory = Literal["resident", "mapped"]
 Edges = Literal["own", "all"]
@@ -193,8 +193,7 @@ class OriginalIds:
                 f"{keys[int(missing[0])].as_py()!r}"
             )
         # back from distinct ids to the requested ones, in their order
-        ids: Array = nodes[compute.index_in(wanted, keys).to_numpy()]
-        return ids
+        return cast("Array", nodes[compute.index_in(wanted, keys).to_numpy()])
 
     def column(self) -> str:
         """Return the name of the column that has these ids in its table.
@@ -219,14 +218,10 @@ class OriginalIds:
 
 
 def _import_pyarrow() -> Any:
-    try:
+    with needed('to look ids up needs pyarrow: run pip install "gigl_loader[tables]"'):
         import pyarrow as pa
         import pyarrow.compute as compute
         import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise ConfigError(
-            'to look ids up needs pyarrow: run pip install "gigl_loader[tables]"'
-        ) from error
     return pa, compute, parquet
 
 
@@ -563,9 +558,7 @@ class MappedPart:
         """Start the comparison; `check` raises its errors."""
         # a daemon: reading the rest of a large graph must not keep a script from ending
         # an interrupted comparison is the same as none
-        new_thread(
-            target=self._verify_quietly, name="gigl_loader.verify", on_death=nothing_hangs_on_it
-        ).start()
+        start_aside("gigl_loader.verify", self._verify_quietly)
 
     def _verify_quietly(self) -> None:
         # for this thread only: Linux has a niceness per thread

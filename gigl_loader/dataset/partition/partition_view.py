@@ -7,7 +7,7 @@ to import. A homogeneous graph uses ``DEFAULT_HOMOGENEOUS_NODE_TYPE`` and
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 import numpy as np
 from typing_extensions import TypeVar
@@ -145,8 +145,7 @@ class Book(Generic[A]):
                 parts = table[wanted].long()
             else:  # contiguous: torch warns about rows of a transposed edge index
                 parts = torch.searchsorted(bounds, wanted.contiguous(), right=True)
-        owners: A = parts
-        return owners
+        return cast("A", parts)
 
     def owns(self, partition: int, ids: A) -> bool:
         """Return whether ``partition`` owns all of ``ids`` (``[n]`` int64)."""

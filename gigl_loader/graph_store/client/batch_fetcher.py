@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from gigl_loader.batch.leases import BufferPool, payload_bytes, tensors_over
+from gigl_loader.batch.leases import BufferPool, payload_bytes
 from gigl_loader.batch.message import Attempt, Received, SampleMessage
 from gigl_loader.errors import GiglLoaderError, PeerError, ProtocolError, ServerDiedError
 from gigl_loader.graph_store.client.connection import ServerConnection
@@ -21,6 +21,7 @@ from gigl_loader.graph_store.wire.requests import (
 )
 from gigl_loader.runtime.memory import segments
 from gigl_loader.runtime.memory.same_host import Mappings
+from gigl_loader.runtime.memory.tensors import tensors_in
 from gigl_loader.runtime.threads import new_thread
 from gigl_loader.runtime.transport import Caller, Reply
 from gigl_loader.sources.workers.schedule import BatchStream
@@ -185,7 +186,7 @@ class BatchFetcher:
             # it was not read, and is returned anyway
             released.append(lease)
             raise self._unreadable(error) from error
-        return tensors_over(buffer, batch.layout)
+        return tensors_in(buffer, batch.layout)
 
     def _unreadable(self, error: OSError) -> PeerError:
         """Return the error for a batch in the server's memory that cannot be mapped."""

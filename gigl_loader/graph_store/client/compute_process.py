@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -362,8 +362,7 @@ def call_server(
     # a request has a field for each parameter, and no defaults
     bound.apply_defaults()
     arguments = dict(list(bound.arguments.items())[1:])  # without self
-    answer: Future[T] = connection.call(name, timeout_s, **arguments)
-    return answer
+    return cast("Future[T]", connection.call(name, timeout_s, **arguments))
 
 
 def _run_function(
@@ -373,16 +372,18 @@ def _run_function(
     plain, tensors = arguments_of(args, kwargs)
     arguments = {"path": path_of(func), "plain": plain, "tensors": tensors}
     answer: Future[Any] = Future()
-
-    def hand_on(done: "Future[Any]") -> None:
-        error = done.exception()
-        if error is None:
-            answer.set_result(from_result(done.result()))
-        else:
-            answer.set_exception(error)
-
-    connection.call("run_function", timeout_s, **arguments).add_done_callback(hand_on)
+    call = connection.call("run_function", timeout_s, **arguments)
+    call.add_done_callback(lambda done: _hand_on(done, answer, from_result))
     return answer
+
+
+def _hand_on(done: "Future[Any]", answer: Any, read: Callable[[Any], Any]) -> None:
+    """Give ``answer``, a future, the result as ``read`` makes it, or the error of ``done``."""
+    error = done.exception()
+    if error is None:
+        answer.set_result(read(done.result()))
+    else:
+        answer.set_exception(error)
 
 
 def async_request_server(
@@ -405,16 +406,8 @@ def async_request_server(
             which the future tells.
     """
     answer: torch.futures.Future[T] = torch.futures.Future()
-
-    def hand_on(done: "Future[T]") -> None:
-        error = done.exception()
-        if error is None:
-            answer.set_result(done.result())
-        else:
-            answer.set_exception(error)  # type: ignore[arg-type]  # it takes any exception
-
-    done = call_server(server_rank, func, *args, timeout_s=_rpc_timeout_s, **kwargs)
-    done.add_done_callback(hand_on)
+    call = call_server(server_rank, func, *args, timeout_s=_rpc_timeout_s, **kwargs)
+    call.add_done_callback(lambda done: _hand_on(done, answer, lambda result: result))
     return answer
 
 

@@ -615,8 +615,7 @@ class RemoteSource:
             "sample_seeds", limit, producer_id=producer_id, index=index, seed=seed
         )
         what = f"a batch of {index.numel()} seeds of storage server {server}"
-        message: SampleMessage = result_of(answer, limit, what, limit)
-        return message
+        return result_of(answer, limit, what, limit)
 
     @property
     def _channel(self) -> RemoteReceivingChannel:

@@ -53,31 +53,24 @@ class StoreFacts(Protocol):
 
     def fetch_node_types(self) -> list[NodeType] | None:
         """Return all node types; None for a homogeneous graph."""
-        ...
 
     def fetch_num_nodes(self) -> dict[NodeType, int]:
         """Return how many nodes of each type there are."""
-        ...
 
     def fetch_edge_dir(self) -> EdgeDir:
         """Return the direction in which nodes are expanded."""
-        ...
 
     def fetch_node_feature_info(self) -> Any:
         """Return width and dtype of the node features."""
-        ...
 
     def fetch_edge_feature_info(self) -> Any:
         """Return width and dtype of the edge features."""
-        ...
 
     def fetch_node_partition_book(self, node_type: NodeType | None = None) -> Any:
         """Return the owner of each node of a type."""
-        ...
 
     def fetch_edge_partition_book(self, edge_type: EdgeType | None = None) -> Any:
         """Return the owner of each edge of a type."""
-        ...
 
 
 class StoreLookup:

@@ -32,7 +32,7 @@ from gigl_loader.errors import (
 from gigl_loader.graph_store.client.connection import ServerConnection, result_of
 from gigl_loader.graph_store.client.server_outages import MOST_RETURNS, ServerOutages
 from gigl_loader.graph_store.wire.membership import PATIENCE_S, Join, Role, WaitReport
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import start_aside
 from gigl_loader.runtime.transport import EndReason, Security
 from gigl_loader.runtime.transport.failures import fresh_copy
 
@@ -361,11 +361,8 @@ class Cluster:
         for rank in ranks:
             if rank not in self._sought:
                 self._sought.add(rank)
-                name = f"looks for storage server {rank}"
                 # the next check looks for it again
-                new_thread(
-                    target=self._look_for, args=(rank,), name=name, on_death=nothing_hangs_on_it
-                ).start()
+                start_aside(f"looks for storage server {rank}", self._look_for, rank)
 
     def _look_for(self, rank: int) -> None:
         try:

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from gigl_loader.errors import (
     GiglLoaderError,
@@ -37,7 +37,7 @@ from gigl_loader.errors import (
     signal_name,
 )
 from gigl_loader.graph_store import status
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import new_thread, start_aside
 from gigl_loader.runtime.transport import Security, address_towards
 from gigl_loader.runtime.transport.security import (
     INSECURE_VARIABLE,
@@ -232,13 +232,7 @@ class StorageServer:
             errors="replace",
         )
         # always read, as a server whose pipe is full would stop in the middle of a log line
-        reader = new_thread(
-            target=self._read,
-            args=(self._child,),
-            name="log of the server",
-            on_death=nothing_hangs_on_it,
-        )
-        reader.start()
+        reader = start_aside("log of the server", self._read, self._child)
         if self._stopping.is_set():  # `stop` may not have seen this child
             self._child.terminate()
         return reader
@@ -304,8 +298,7 @@ def main(argv: Sequence[str]) -> int:
     if os.getppid() != int(argv[0]):  # the parent went before the line above
         return 1
     # which takes seconds to import
-    code: int = import_module("gigl_loader.graph_store.serve").serve_main(argv[1:])
-    return code
+    return cast("int", import_module("gigl_loader.graph_store.serve").serve_main(argv[1:]))
 
 
 if __name__ == "__main__":
@@ -343,8 +336,7 @@ class Actor:
         done, _ = ray.wait([self._asked], timeout=0)
         if not done:
             return None
-        response: dict[str, Any] = ray.get(self._asked)
-        return response
+        return cast("dict[str, Any]", ray.get(self._asked))
 
     def kill(self) -> None:
         """Kill its process, so that it is restarted."""
@@ -408,10 +400,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to watch."""
-        self._thread = new_thread(
-            target=self._run, name="ray watchdog", on_death=nothing_hangs_on_it
-        )
-        self._thread.start()
+        self._thread = start_aside("ray watchdog", self._run)
 
     def close(self) -> None:
         """Stop watching. Idempotent."""

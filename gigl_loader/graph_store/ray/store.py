@@ -6,11 +6,12 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError, needed
 from gigl_loader.graph_store.ray.actor import (
     Actor,
     ServerOptions,
@@ -36,7 +37,7 @@ _INTERVAL_S = 2.0
 _STOP_S = 30.0
 
 
-class GraphStore:
+class GraphStore(AbstractContextManager["GraphStore"]):
     """A storage cluster on Ray; from `start_graph_store`. Use it with ``with``.
 
     It ends with `shutdown`, or with the driver that started it.
@@ -98,9 +99,6 @@ class GraphStore:
             # silent servers will not respond to `stop` either: they are killed at once
             silent = [server["silent_s"] > _STOP_S for server in self._watchdog.health()]
             _end_servers(self._servers, self._group, silent)
-
-    def __enter__(self) -> "GraphStore":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
@@ -278,12 +276,8 @@ def _check_times(health_timeout: float, reconnect_timeout: float, start_timeout:
 
 def _connected_ray() -> Any:
     """Return Ray's module; this process must be connected to a cluster."""
-    try:
+    with needed('start_graph_store needs Ray: run pip install "gigl_loader[ray]"'):
         import ray
-    except ImportError as error:
-        raise ConfigError(
-            'start_graph_store needs Ray: run pip install "gigl_loader[ray]"'
-        ) from error
     if not ray.is_initialized():
         raise UsageError(
             'connect to a Ray cluster first: ray.init(), or ray.init("local") for one of this '

@@ -36,24 +36,19 @@ class Follower(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether this server has nothing left to serve."""
-        ...
 
     @property
     def can_do_without_0(self) -> bool:
         """Whether the job goes on while server 0 is away."""
-        ...
 
     def join(self) -> Join:
         """Return this server's description for server 0."""
-        ...
 
     def hear(self, news: News) -> None:
         """Take server 0's news."""
-        ...
 
     def lose(self, why: str) -> None:
         """End with an error: server 0 is lost."""
-        ...
 
 
 class LeaderLink:

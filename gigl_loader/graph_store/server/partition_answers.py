@@ -319,5 +319,4 @@ def _of_arrays(view: PartitionView[Any]) -> PartitionView[Array]:
             )
             for name, rows in getattr(view, kind).items()
         }
-    array_view: PartitionView[Array] = replace(view, **changed)
-    return array_view
+    return cast("PartitionView[Array]", replace(view, **changed))

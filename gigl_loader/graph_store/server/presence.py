@@ -38,7 +38,7 @@ from gigl_loader.graph_store.wire.membership import (
     stopped_text,
 )
 from gigl_loader.graph_store.wire.requests import Addresses, Runs
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import start_aside
 from gigl_loader.runtime.transport import Caller, EndReason, Peer, Security
 
 _log = logging.getLogger(__name__)
@@ -303,23 +303,22 @@ class Presence:
             raise self.error
         check_join(join, self.server.server_rank, self.server.num_servers)
         check_same(join, self.server.server_rank, self.cluster, self.graph)
-        if join.role is Role.CLIENT and join.job in self._numbers.stopped:
+        if join.role is not Role.CLIENT:
+            return
+        if join.job in self._numbers.stopped:
             raise JobStoppedError(stopped_text(join.job_name))
-        for member in (
-            self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ()
-        ):
+        for member in self._attendance.at(Role.CLIENT, join.rank):
             if member.job == join.job is not None and member.join.process != join.process:
                 raise ConfigError(
                     f"another process is compute rank {join.rank} of job {join.job} "
                     f"({join.job_name!r}) here: end it, or check RANK and local_rank"
                 )
-        if join.role is Role.CLIENT:
-            if self._is_untold(join):
-                raise PeerError(
-                    f"storage server {self.server.server_rank} has not heard of job {join.job} "
-                    f"({join.job_name!r}) from storage server 0"
-                )
-            self._numbers.check(join)
+        if self._is_untold(join):
+            raise PeerError(
+                f"storage server {self.server.server_rank} has not heard of job {join.job} "
+                f"({join.job_name!r}) from storage server 0"
+            )
+        self._numbers.check(join)
 
     @property
     def _missing(self) -> Runs:
@@ -566,19 +565,9 @@ class Presence:
         if given_up is not None:
             self.lose(given_up)
         for member in overdue:  # in threads, as their workers may take long to end
-            new_thread(
-                target=self._note_departure,
-                args=(member,),
-                name=f"end of {member.name}",
-                on_death=nothing_hangs_on_it,
-            ).start()
+            start_aside(f"end of {member.name}", self._note_departure, member)
         for session in visits:
-            new_thread(
-                target=self._end_visit,
-                args=(session,),
-                name=f"end of {Visitor(session)}",
-                on_death=nothing_hangs_on_it,
-            ).start()
+            start_aside(f"end of {Visitor(session)}", self._end_visit, session)
 
     # -- towards server 0 -------------------------------------------------------------------------
 
@@ -595,12 +584,7 @@ class Presence:
             fresh = self._numbers.learn_stopped(news.stopped)
             members = [m for m in self._attendance.members.values() if m.job in fresh]
         if members:  # in a thread: the next news must not wait for them
-            new_thread(
-                target=self._dismiss,
-                args=(members,),
-                name="end of a stopped job",
-                on_death=nothing_hangs_on_it,
-            ).start()
+            start_aside("end of a stopped job", self._dismiss, members)
         if news.lost is not None or news.refused is not None:
             self.lose(news.lost or news.refused or "")
 

@@ -52,7 +52,7 @@ from gigl_loader.runtime.glt_classes import (
 from gigl_loader.runtime.memory.same_host import OwnHostProof, SameHostProof
 from gigl_loader.runtime.sizes import parse_size, size_in_words
 from gigl_loader.runtime.system import usable_cpus
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import new_thread, start_aside
 from gigl_loader.runtime.transport import Security, free_ports
 from gigl_loader.runtime.transport.failures import describe, fresh_copy, rebuild
 from gigl_loader.sampler.options import SamplerOptions, SourceOptions
@@ -586,17 +586,7 @@ def _name_of(request: ProducerRequest) -> str:
 
 def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
     """Make all ``calls``, each in a thread, as a producer's end may wait for other servers."""
-    threads = [
-        new_thread(
-            target=function,
-            args=args,
-            name=f"{function.__name__} {args}",
-            on_death=nothing_hangs_on_it,
-        )
-        for args in calls
-    ]
-    for thread in threads:
-        thread.start()
+    threads = [start_aside(f"{function.__name__} {args}", function, *args) for args in calls]
     for thread in threads:
         # daemons, so that the process can end even if some producer's workers do not
         thread.join(_END_S)

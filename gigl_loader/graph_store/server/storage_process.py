@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -287,7 +288,7 @@ class Endpoint(Presence):
 # --- the process ----------------------------------------------------------------------------------
 
 
-class StorageProcess:
+class StorageProcess(AbstractContextManager["StorageProcess"]):
     """A storage server that serves in threads of its own; from `init_storage_process`."""
 
     def __init__(
@@ -356,9 +357,6 @@ class StorageProcess:
         if self._metrics is not None:
             self._metrics.close()
         know(server=None)
-
-    def __enter__(self) -> "StorageProcess":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

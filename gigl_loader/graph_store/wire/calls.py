@@ -1,9 +1,9 @@
 """The calls of a storage server, made from its methods' signatures, and the values they carry.
 
-`served` marks a method of `DistServer` that clients may call over the network, and `calls_of` makes
-a `Call` of each: a request with a field for each parameter, and a response with the result. Both
-are dataclasses of what `gigl_loader.runtime.transport` carries: plain values, dataclasses of them
-and numpy arrays. Tensors and GLT's classes become messages and are rebuilt at the other end;
+Each abstract method of `DistServer` may be called over the network, and `calls_of` makes a `Call`
+of it: a request with a field for each parameter, and a response with the result. Both are
+dataclasses of what `gigl_loader.runtime.transport` carries: plain values, dataclasses of them and
+numpy arrays. Tensors and GLT's classes become messages and are rebuilt at the other end;
 nothing is pickled, and nothing that arrives can name code, but for a sampler's import path, which a
 server has to allow.
 
@@ -11,12 +11,11 @@ The transport decodes strictly into these dataclasses, so a broken peer, or one 
 is a `ProtocolError` that names the call and the field, and not a strange batch.
 """
 
-import inspect
 import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -382,16 +381,6 @@ def from_message(value: Any) -> Any:
 
 # --- calls ----------------------------------------------------------------------------------------
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_MARK = "__served__"
-
-
-def served(method: F) -> F:
-    """Let clients call this method over the network; its annotations type the messages."""
-    setattr(method, _MARK, True)
-    return method
-
 
 @dataclass(frozen=True)
 class Call:
@@ -434,9 +423,9 @@ class Call:
 
 
 def calls_of(server: type[Any]) -> dict[str, Call]:
-    """Return a `Call` for each method that is marked by `served`, by name."""
-    methods = inspect.getmembers(server, lambda member: getattr(member, _MARK, False))
-    return {name: _call(name, method) for name, method in methods}
+    """Return a `Call` for each abstract method, by name; annotations type the messages."""
+    names = sorted(server.__abstractmethods__)
+    return {name: _call(name, getattr(server, name)) for name in names}
 
 
 def _call(name: str, method: Callable[..., Any]) -> Call:

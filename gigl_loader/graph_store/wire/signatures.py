@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gigl_loader.batch.message import SampleMessage
 from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, EdgeType, NodeType
-from gigl_loader.graph_store.wire.calls import FeatureInfos, PartitionBook, calls_of, served
+from gigl_loader.graph_store.wire.calls import FeatureInfos, PartitionBook, calls_of
 from gigl_loader.graph_store.wire.requests import (
     EpochRequest,
     NodeIdsRequest,
@@ -34,77 +34,62 @@ MOST_PORTS = 64
 class PartitionSignatures(ABC):
     """The methods that only read a server's partition."""
 
-    @served
     @abstractmethod
     def get_partition_index(self) -> int:
         """Return which partition this server has."""
 
-    @served
     @abstractmethod
     def get_row_books(self) -> list[RowBook]:
         """Return the owners of the rows of each node and edge type that has features or labels."""
 
-    @served
     @abstractmethod
     def get_schema(self) -> DatasetSchema:
         """Return types, feature widths and direction."""
 
-    @served
     @abstractmethod
     def get_graph_identity(self) -> str:
         """Return an identity of this graph, as one string."""
 
-    @served
     @abstractmethod
     def get_num_nodes(self) -> dict[NodeType, int]:
         """Return how many nodes of each type there are over all servers."""
 
-    @served
     @abstractmethod
     def get_num_edges(self) -> dict[EdgeType, int]:
         """Return how many edges of each type there are over all servers, of types with books."""
 
-    @served
     @abstractmethod
     def get_node_feature_info(self) -> FeatureInfos:
         """Return width and dtype of the node features."""
 
-    @served
     @abstractmethod
     def get_edge_feature_info(self) -> FeatureInfos:
         """Return width and dtype of the edge features."""
 
-    @served
     @abstractmethod
     def get_edge_dir(self) -> EdgeDir:
         """Return the direction in which nodes are expanded."""
 
-    @served
     @abstractmethod
     def get_edge_types(self) -> list[EdgeType] | None:
         """Return all edge types, label edge types included; None for a homogeneous graph."""
 
-    @served
     @abstractmethod
     def get_node_types(self) -> list[NodeType] | None:
         """Return all node types; None for a homogeneous graph."""
 
-    @served
     @abstractmethod
     def get_edge_weights_registered(self) -> bool:
         """Return whether edges of some type have weights."""
 
-    @served
     @abstractmethod
     def get_node_partition_book(self, node_type: NodeType | None = None) -> PartitionBook:
         """Return the owner of each node of a type."""
 
-    @served
     @abstractmethod
     def get_edge_partition_book(self, edge_type: EdgeType | None = None) -> PartitionBook:
         """Return the owner of each edge of a type; None where no edge is looked up."""
 
-    @served
     @abstractmethod
     def get_node_ids(self, request: NodeIdsRequest | None = None) -> Tensor:
         """Return ``[n]`` int64: the ids of nodes that a server owns, ascending.
@@ -117,7 +102,6 @@ class PartitionSignatures(ABC):
                 partition.
         """
 
-    @served
     @abstractmethod
     def get_ablp_input(
         self, request: NodeIdsRequest, supervision_edge_type: EdgeType | None = None
@@ -132,7 +116,6 @@ class PartitionSignatures(ABC):
             ConfigError: The graph has no such label edges.
         """
 
-    @served
     @abstractmethod
     def get_rows(self, request: RowsRequest[PackedInts]) -> RowsAnswer:
         """Return rows in the order of the ids, as they are stored.
@@ -145,12 +128,10 @@ class PartitionSignatures(ABC):
 
     # graphlearn-torch's methods, by its names
 
-    @served
     @abstractmethod
     def get_dataset_meta(self) -> tuple[int, int, list[NodeType] | None, list[EdgeType] | None]:
         """Return the number of partitions, this server's partition, node types and edge types."""
 
-    @served
     @abstractmethod
     def get_node_partition_id(self, node_type: NodeType | None, index: Tensor) -> Tensor:
         """Return ``[n]`` int64: the partition that owns each node of ``index`` (``[n]`` int64).
@@ -159,7 +140,6 @@ class PartitionSignatures(ABC):
             ConfigError: There is no such type, or node.
         """
 
-    @served
     @abstractmethod
     def get_node_feature(self, node_type: NodeType | None, index: Tensor) -> Tensor:
         """Return ``[n, width]``: the features of nodes that this server owns.
@@ -168,7 +148,6 @@ class PartitionSignatures(ABC):
             ConfigError: There are no features, or a node is not this server's.
         """
 
-    @served
     @abstractmethod
     def get_tensor_size(self, node_type: NodeType | None) -> tuple[int, ...]:
         """Return the shape of this server's node features.
@@ -177,12 +156,10 @@ class PartitionSignatures(ABC):
             ConfigError: There are no features.
         """
 
-    @served
     @abstractmethod
     def get_node_label(self, node_type: NodeType | None, index: Tensor) -> Tensor:
         """Return the labels of nodes as `get_node_feature` does; one column is ``[n]``."""
 
-    @served
     @abstractmethod
     def get_edge_index(
         self, edge_type: EdgeType | None, layout: str = "coo"
@@ -193,7 +170,6 @@ class PartitionSignatures(ABC):
             ConfigError: There are no such edges, or ``layout`` is not ``"coo"``.
         """
 
-    @served
     @abstractmethod
     def get_edge_size(self, edge_type: EdgeType | None, layout: str = "coo") -> tuple[int, int]:
         """Return rows, one for each node of the graph, and columns in use, of this server's edges.
@@ -202,12 +178,10 @@ class PartitionSignatures(ABC):
             ConfigError: As `get_edge_index`.
         """
 
-    @served
     @abstractmethod
     def get_device_count(self) -> int:
         """Return how many CUDA devices this server has, as ``torch.cuda.device_count`` does."""
 
-    @served
     @abstractmethod
     def get_num_seeds(self, part: HeldPart, node_type: NodeType | None = None) -> int:
         """Return how many seeds a server reads itself.
@@ -216,7 +190,6 @@ class PartitionSignatures(ABC):
             ConfigError: As `get_seeds`.
         """
 
-    @served
     @abstractmethod
     def get_seeds(self, part: HeldPart, node_type: NodeType | None = None) -> Tensor:
         """Return the ids of the seeds that a server reads itself, ``[n]`` int64.
@@ -226,7 +199,6 @@ class PartitionSignatures(ABC):
                 the file is none with ids of this type.
         """
 
-    @served
     @abstractmethod
     def get_edges(
         self,
@@ -263,11 +235,11 @@ class PartitionSignatures(ABC):
 class DistServer(PartitionSignatures):
     """The methods of a storage server, to name them: ``request_server(0, DistServer.ping)``.
 
-    It has signatures alone, so a client need not import what a server runs. Servers run
-    ``StorageService`` of ``gigl_loader.graph_store.server``. Methods are thread-safe.
+    It has signatures alone, so a client need not import what a server runs; each of them is a call
+    that clients may make. Servers run ``StorageService`` of ``gigl_loader.graph_store.server``.
+    Methods are thread-safe.
     """
 
-    @served
     @abstractmethod
     def create_sampling_producer(
         self,
@@ -294,7 +266,6 @@ class DistServer(PartitionSignatures):
             ConfigError: A value is invalid.
         """
 
-    @served
     @abstractmethod
     def destroy_sampling_producer(self, producer_id: int, *, linger_s: float = LINGER_S) -> None:
         """End a producer even if it has other consumers.
@@ -307,7 +278,6 @@ class DistServer(PartitionSignatures):
             UsageError: There is no such producer.
         """
 
-    @served
     @abstractmethod
     def release_sampling_producer(
         self, producer_id: int, consumer: int = 0, *, linger_s: float = LINGER_S
@@ -323,7 +293,6 @@ class DistServer(PartitionSignatures):
             UsageError: There never was such a producer, or consumer.
         """
 
-    @served
     @abstractmethod
     def start_new_epoch_sampling(
         self, producer_id: int, epoch: int, *, request: EpochRequest | None = None
@@ -343,7 +312,6 @@ class DistServer(PartitionSignatures):
             PeerError: A worker is gone.
         """
 
-    @served
     @abstractmethod
     def cancel_epoch_sampling(self, producer_id: int, request: EpochRequest) -> None:
         """Cancel the epoch of one consumer; nothing to do if the producer has ended.
@@ -352,7 +320,6 @@ class DistServer(PartitionSignatures):
             UsageError: There never was such a producer.
         """
 
-    @served
     @abstractmethod
     def fetch_one_sampled_message(
         self, producer_id: int, *, consumer: int = 0
@@ -364,7 +331,6 @@ class DistServer(PartitionSignatures):
             PeerError: A worker died, stalled or raised.
         """
 
-    @served
     @abstractmethod
     def sample_seeds(
         self, producer_id: int, index: Tensor, seed: int | None = None
@@ -381,22 +347,18 @@ class DistServer(PartitionSignatures):
             PeerError: A worker died, stalled or raised.
         """
 
-    @served
     @abstractmethod
     def memory_mark(self) -> SameHostProof:
         """Return the data with which a client can test whether it can map this process's memory."""
 
-    @served
     @abstractmethod
     def describe_workers(self, producer_id: int) -> str:
         """Describe the activity of a producer's workers, for an error elsewhere."""
 
-    @served
     @abstractmethod
     def status(self) -> dict[str, Any]:
         """Return this server's state as plain values."""
 
-    @served
     @abstractmethod
     def stop_job(self, name: str) -> int:
         """End a job; its compute processes raise `JobStoppedError`. Only server 0 does that.
@@ -408,7 +370,6 @@ class DistServer(PartitionSignatures):
             ConfigError: There is no such job, or this is another server.
         """
 
-    @served
     @abstractmethod
     def get_free_ports(self, num_ports: int) -> list[int]:
         """Return ports that are free on this server at this moment, at most 64.
@@ -417,7 +378,6 @@ class DistServer(PartitionSignatures):
             ConfigError: More are asked for: each is a descriptor of the server meanwhile.
         """
 
-    @served
     @abstractmethod
     def run_function(
         self, path: str, plain: dict[str, Any], tensors: dict[str, Tensor]
@@ -433,7 +393,6 @@ class DistServer(PartitionSignatures):
             ConfigError: There is no leave, no such function, or its result cannot travel.
         """
 
-    @served
     @abstractmethod
     def ping(self) -> int:
         """Return this process's id, which shows that it is alive."""

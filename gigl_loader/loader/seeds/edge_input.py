@@ -19,7 +19,7 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.seeds.seed_input import TimeInput, check_servers, read_times
+from gigl_loader.loader.seeds.seed_input import TimeInput, check_servers, read_tensor, read_times
 from gigl_loader.loader.seeds.seed_limits import SeedLimits
 from gigl_loader.runtime.glt_classes import NodeSamplerInput
 
@@ -184,7 +184,7 @@ def read_edges(
     """
     known = isinstance(index, (Tensor, np.ndarray, list))
     given = isinstance(index, Tensor)  # on any device, which is checked below
-    found = index if given else _as_tensor(index, "edge_label_index") if known else None
+    found = index if given else read_tensor(index, "edge_label_index") if known else None
     if found is None or found.dtype != torch.int64 or found.dim() != 2 or found.size(0) != 2:
         what = type(index).__name__ if found is None else f"{list(found.shape)} {found.dtype}"
         raise ConfigError(
@@ -209,20 +209,13 @@ def read_edges(
                 text += f"; are its rows swapped? {source!r} is row 0 and {target!r} row 1"
             raise ConfigError(text)
     # Labels go with the seeds, whichever device a split of the graph left them on.
-    labels = None if label is None else _as_tensor(label, "edge_label").cpu()
+    labels = None if label is None else read_tensor(label, "edge_label").cpu()
     if labels is not None and (labels.dim() == 0 or labels.size(0) != found.size(1)):
         raise ConfigError(
             f"edge_label must have one row for each of the {found.size(1)} edges of "
             f"edge_label_index, got {list(labels.shape)}"
         )
     return SeedEdges(edge_type, found, labels)
-
-
-def _as_tensor(given: Any, name: str) -> Tensor:
-    try:
-        return torch.as_tensor(given, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name} cannot be read as a tensor: {error}") from None
 
 
 def all_edges(data: DistDataset, edge_type: EdgeType) -> Tensor:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.loader.seeds.seed_input import read_tensor
 from gigl_loader.runtime.glt_classes import NodeSamplerInput
 from gigl_loader.sources.held_seeds import joined
 
@@ -164,11 +165,7 @@ def read_group_ids(given: Any, num_nodes: int, name: str) -> Tensor:
             f"{name} must name a node attribute or be the group of each node, as integers, got "
             f"{type(given).__name__}"
         )
-    try:
-        ids = torch.as_tensor(given, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name} cannot be read as ids of groups: {error}") from None
-    return _as_groups(ids, num_nodes, name)
+    return _as_groups(read_tensor(given, name, "ids of groups"), num_nodes, name)
 
 
 def _as_groups(values: Tensor, count: int, name: str) -> Tensor:
@@ -195,5 +192,4 @@ def _parts_of(seeds: Tensor, dataset: Any, node_type: NodeType) -> Tensor:
         book = dataset.view().node_books.get(node_type)
         return torch.zeros_like(seeds) if book is None else book.owner(seeds)
     # GLT's book, or a table of owners: both are read by ids.
-    parts: Tensor = dataset.fetch_node_partition_book(node_type)[seeds]
-    return parts
+    return cast("Tensor", dataset.fetch_node_partition_book(node_type)[seeds])

@@ -247,6 +247,14 @@ TimeInput = Times | Mapping[int, Times]
 """Times as the user gives them: colocated, or by storage server."""
 
 
+def read_tensor(given: Any, name: str, what: str = "a tensor") -> Tensor:
+    """Return ``given`` as a tensor; raise `ConfigError` if it cannot be read as ``what``."""
+    try:
+        return torch.as_tensor(given, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{name} cannot be read as {what}: {error}") from None
+
+
 def read_times(given: Any, num_seeds: int, name: str) -> Tensor:
     """Return ``[num_seeds]`` int64 or float64.
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -482,8 +482,7 @@ def _column(batch: Any, what: str, extras: Extras) -> Array:
         arrays = [c.to_numpy(zero_copy_only=False).reshape(len(batch), -1) for c in flat]
         return np.concatenate(arrays, axis=1)
     column = batch.column("neighbor" if what == "indices" else what)
-    values: Array = (column.cast(pa.int64()) if what == "time" else column).to_numpy()
-    return values
+    return cast("Array", (column.cast(pa.int64()) if what == "time" else column).to_numpy())
 
 
 class _IndexPointer:

@@ -13,7 +13,7 @@ the engine's join is used instead. An unknown id matches the check of a node onc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -154,8 +154,7 @@ def _batches(pairs: Path) -> Iterator[Any]:
 
 def _integers(ids: Any) -> Array:
     filled = ids.fill_null(0) if ids.null_count else ids
-    integers: Array = filled.cast(pa.int64()).to_numpy().view(np.uint64)
-    return integers
+    return cast("Array", filled.cast(pa.int64()).to_numpy().view(np.uint64))
 
 
 _compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)

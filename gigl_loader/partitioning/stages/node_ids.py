@@ -57,8 +57,7 @@ class Numbering:
     @property
     def starts(self) -> Array:
         """``[num_partitions]`` int64, the first number of each partition."""
-        starts: Array = np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
-        return starts
+        return np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
 
     @property
     def num_nodes(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -65,8 +65,7 @@ def contiguous_owner(rows: Array, num_rows: int, num_partitions: int) -> Array:
     # `rows * num_partitions // num_rows` would be shorter, but differs from `partition_graph`.
     size, longer = divmod(num_rows, num_partitions)
     ends = np.cumsum([size + (k < longer) for k in range(num_partitions)])
-    owners: Array = np.searchsorted(ends, rows, "right")
-    return owners
+    return cast("Array", np.searchsorted(ends, rows, "right"))
 
 
 def random_owner(rows: Array, num_partitions: int, seed: int) -> Array:
@@ -78,8 +77,7 @@ def random_owner(rows: Array, num_partitions: int, seed: int) -> Array:
     key = np.uint64((seed * int(GAMMA) + 0xD1B54A32D192ED03) % 2**64)
     z = mixed((rows.astype(np.uint64) + np.uint64(1)) * GAMMA ^ key)
     # The remainder favours low partitions by less than 1 in 10^16.
-    owners: Array = (z % np.uint64(num_partitions)).astype(np.int64)
-    return owners
+    return (z % np.uint64(num_partitions)).astype(np.int64)
 
 
 def _column_owners(table: Table, spec: NodeTable, num_partitions: int) -> Iterator[Array]:

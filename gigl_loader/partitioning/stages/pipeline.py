@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -304,8 +304,7 @@ class Run:
         # Notes are JSON, unsuitable for a number of each node.
         path = self._job.folder / f"{name}.npy"
         self._job.step(name, lambda: write_npy(path, make()))
-        kept: Array = np.load(path)
-        return kept
+        return cast("Array", np.load(path))
 
     def _write_ids(self) -> None:
         for node_type, numbering in self._numbering.items():

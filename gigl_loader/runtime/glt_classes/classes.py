@@ -19,31 +19,12 @@ import torch
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.runtime.glt_classes.datasets import Dataset, DistDataset
-from gigl_loader.runtime.glt_classes.topology import Feature, Graph, RangePartitionBook, Topology
-
-__all__ = [
-    "ChannelBase",
-    "CollocatedDistSamplingWorkerOptions",
-    "Dataset",
-    "DistContext",
-    "DistDataset",
-    "DistLoader",
-    "DistRole",
-    "Feature",
-    "Graph",
-    "MpDistSamplingWorkerOptions",
-    "NodeSamplerInput",
-    "RangePartitionBook",
-    "RemoteDistSamplingWorkerOptions",
-    "SamplingConfig",
-    "SamplingType",
-    "Topology",
-    "_set_client_context",
-    "_set_server_context",
-    "get_context",
-    "init_worker_group",
-]
+from gigl_loader.runtime.glt_classes.datasets import Dataset as Dataset
+from gigl_loader.runtime.glt_classes.datasets import DistDataset as DistDataset
+from gigl_loader.runtime.glt_classes.topology import Feature as Feature
+from gigl_loader.runtime.glt_classes.topology import Graph as Graph
+from gigl_loader.runtime.glt_classes.topology import RangePartitionBook as RangePartitionBook
+from gigl_loader.runtime.glt_classes.topology import Topology as Topology
 
 # both as in GLT 0.2.4
 _MAX_CONCURRENCY = 32
@@ -176,10 +157,7 @@ def _servers_of_client(context: DistContext | None) -> list[int]:
     if servers < clients:
         return [context.rank % servers]
     # as tensor_split cuts, which GLT's own rule amounts to
-    share: list[int] = (
-        torch.arange(servers, device="cpu").tensor_split(clients)[context.rank].tolist()
-    )
-    return share
+    return torch.arange(servers, device="cpu").tensor_split(clients)[context.rank].tolist()
 
 
 # --- how sampling workers are started -------------------------------------------------------------
@@ -276,15 +254,8 @@ class MpDistSamplingWorkerOptions(_WorkerOptions):
         pin_memory: bool = False,
         use_all2all: bool = False,
     ) -> None:
-        super().__init__(
-            num_workers,
-            worker_devices,
-            worker_concurrency,
-            master_addr,
-            master_port,
-            num_rpc_threads,
-            rpc_timeout,
-        )
+        workers = num_workers, worker_devices, worker_concurrency
+        super().__init__(*workers, master_addr, master_port, num_rpc_threads, rpc_timeout)
         # messages, not bytes: one for each batch under way
         self.channel_capacity = self.num_workers * self.worker_concurrency
         self.channel_size = _default_size(num_workers) if channel_size is None else channel_size
@@ -315,15 +286,8 @@ class RemoteDistSamplingWorkerOptions(_WorkerOptions):
         *,
         use_all2all: bool = False,
     ) -> None:
-        super().__init__(
-            num_workers,
-            worker_devices,
-            worker_concurrency,
-            master_addr,
-            master_port,
-            num_rpc_threads,
-            rpc_timeout,
-        )
+        workers = num_workers, worker_devices, worker_concurrency
+        super().__init__(*workers, master_addr, master_port, num_rpc_threads, rpc_timeout)
         named = server_rank is not None
         self.server_rank = server_rank if named else _servers_of_client(get_context())
         self.buffer_capacity = self.num_workers * self.worker_concurrency

@@ -270,8 +270,7 @@ def array_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> Ar
         shape: Shape of the array.
         offset: Offset of its first byte.
     """
-    array: Array = np.ndarray(shape, storage_dtype(dtype), buffer, offset)
-    return array
+    return np.ndarray(shape, storage_dtype(dtype), buffer, offset)
 
 
 @dataclass(frozen=True)

@@ -180,8 +180,7 @@ def as_array(tensor: Tensor) -> Array:
     storage = storage_dtype(dtype_name(tensor.dtype))
     if storage.name != dtype_name(tensor.dtype):
         tensor = tensor.view(dtype_named(storage.name))
-    array: Array = tensor.numpy()
-    return array
+    return tensor.numpy()
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Any]) -> Any:

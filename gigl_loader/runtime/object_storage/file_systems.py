@@ -6,7 +6,7 @@ Those of object storage are by ``obstore``, with the options and credentials of 
 import importlib
 from typing import Any
 
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, needed
 from gigl_loader.runtime.object_storage.object_folder import checked_url, store_options
 
 _OF_STORES = ("s3", "gs", "az")
@@ -27,12 +27,8 @@ def file_system_of(url: str) -> tuple[Any, str]:
     scheme = url.partition("://")[0]
     if scheme in _OF_STORES:
         checked = checked_url(url)
-        try:
+        with needed(f'{checked} needs obstore: run pip install "gigl_loader[objects]"'):
             module = importlib.import_module("gigl_loader.runtime.object_storage.stored_files")
-        except ImportError as error:
-            raise ConfigError(
-                f'{checked} needs obstore: run pip install "gigl_loader[objects]"'
-            ) from error
         # new each time: one that is kept would have the credentials of its first use
         files = module.StoredFiles(scheme, skip_instance_cache=True, **store_options(checked))
         return files, checked.partition("://")[2]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gigl_loader.errors import ConfigError, ObjectStorageError
+from gigl_loader.errors import ConfigError, ObjectStorageError, needed
 from gigl_loader.runtime.files_of_others import check_bytes
 
 SCHEMES = ("s3", "gs", "az", "file")
@@ -78,13 +78,9 @@ class ObjectFolder:
 
     def __init__(self, url: str, *, create: bool = False) -> None:
         self.url = checked_url(url)
-        try:
+        with needed(f'{self.url} needs obstore: run pip install "gigl_loader[objects]"'):
             from_url = importlib.import_module("obstore.store").from_url
             self._obstore = importlib.import_module("obstore")
-        except ImportError as error:
-            raise ConfigError(
-                f'{self.url} needs obstore: run pip install "gigl_loader[objects]"'
-            ) from error
         with self._named_errors(""):
             self._store = from_url(self.url, **store_options(self.url, create=create))
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -201,8 +201,7 @@ def decide_with_ranks(
     outcome: Any = None
     if encoded:
         outcome = decide([msgspec.msgpack.decode(item, type=analysed(kind)) for item in encoded])
-    decision: R = broadcast_value(outcome, world_size, outcome_kind)
-    return decision
+    return cast("R", broadcast_value(outcome, world_size, outcome_kind))
 
 
 def _gathered(
@@ -416,8 +415,7 @@ class RankExchange:
         """Return the sum of ``values`` over all ranks; differentiable."""
         if self.size == 1:
             return values
-        summed: Tensor = _Total.apply(values, self)
-        return summed
+        return cast("Tensor", _Total.apply(values, self))
 
     def all_to_all(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         """Send rows to every rank and return those of every rank, by rank; differentiable.
@@ -431,8 +429,7 @@ class RankExchange:
             return rows
         # autograd.Function costs a graph node per layer: without a gradient, none
         if rows.requires_grad:
-            swapped: Tensor = _Swap.apply(rows, self, send, receive)
-            return swapped
+            return cast("Tensor", _Swap.apply(rows, self, send, receive))
         return self.all_to_all_values(rows, send, receive)
 
     def all_to_all_values(

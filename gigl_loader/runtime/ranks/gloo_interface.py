@@ -53,17 +53,13 @@ def interface_needed(master: str) -> str | None:
     if VARIABLE in os.environ or not sockets.own_name()[1].startswith("127."):
         return None
     # all ranks are on this machine, where the loopback address is right
-    if _is_local(master):
+    if master in ("", "localhost") or master.startswith("127."):
         return None
     for host in (master, _ANYWHERE):  # rank 0 may know its own name as loopback only
         address = _address_towards(host)
         if address and not address.startswith("127."):
             return sockets.interface_of(address)
     return None
-
-
-def _is_local(master: str) -> bool:
-    return master in ("", "localhost") or master.startswith("127.")
 
 
 def _address_towards(host: str) -> str:

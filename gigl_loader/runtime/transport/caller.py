@@ -29,6 +29,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -93,7 +94,7 @@ class _Connection:
         self.stream.shutdown()
 
 
-class Caller:
+class Caller(AbstractContextManager["Caller"]):
     """Sends requests to the listener at one address; safe in any thread.
 
     Nothing is sent before the first request or `connect`. Do not change the arrays of a request
@@ -572,9 +573,6 @@ class Caller:
             if mine and self._connection is not None and self._sending.acquire(blocking=False):
                 self._connection.stream.close()
                 self._sending.release()
-
-    def __enter__(self) -> "Caller":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -108,8 +108,7 @@ def _sendable(array: Array) -> Array:
     if array.dtype not in _CODES or array.ndim > MAX_DIMS:
         raise TypeError(f"an array of {array.dtype} with {array.ndim} dimensions cannot travel")
     # numpy turns an array without dimensions into one with one; the shape must arrive unchanged
-    contiguous: Array = np.ascontiguousarray(array).reshape(array.shape)
-    return contiguous
+    return np.ascontiguousarray(array).reshape(array.shape)
 
 
 def read_header(data: bytes | bytearray) -> tuple[str, msgspec.Raw, list[IncomingArray]]:

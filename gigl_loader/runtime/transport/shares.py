@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from types import TracebackType
+from contextlib import AbstractContextManager
 
 ALONE_BYTES = 2 << 20
 """Bytes of one turn of a party that is alone."""
@@ -268,7 +268,7 @@ class Trial:
         return False
 
 
-class Sending:
+class Sending(AbstractContextManager["Sending"]):
     """One response's share; for one thread. See `ByteShares.sending`."""
 
     def __init__(
@@ -310,13 +310,5 @@ class Sending:
         if acknowledged:
             self._shares.note(self, acknowledged)
 
-    def __enter__(self) -> "Sending":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._shares.end(self)

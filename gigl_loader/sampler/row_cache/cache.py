@@ -32,6 +32,10 @@ _LOCK_S = 60.0
 _FULL = 0.9
 
 
+_CHANGED = ("state", "ring", "starts", "counts", "index", "holders", "slots", "top", "queue")
+"""The arrays that the kernels change, in the order of their arguments."""
+
+
 class _Arrays:
     """One table's arrays over the segment."""
 
@@ -41,26 +45,13 @@ class _Arrays:
         for name, (dtype, shape) in table.arrays().items():
             arrays[name] = array_in(segment, dtype, shape, offset)
             offset += align(nbytes_of(dtype, shape))
+        # of nine arrays: mypy takes a tuple of any length for all arguments
+        self._all: Any = [arrays[name] for name in _CHANGED]
         self.state, self.ring = arrays["state"], arrays["ring"]
         self.starts, self.counts, self.index = arrays["starts"], arrays["counts"], arrays["index"]
         self.holders, self.slots, self.stored = arrays["holders"], arrays["slots"], arrays["stored"]
         self.top, self.queue = arrays["top"], arrays["queue"]
         self.rows = {matrix: arrays[matrix] for matrix in table.matrices}
-
-    @property
-    def _all(self) -> Any:  # of nine arrays: mypy takes a tuple of any length for all arguments
-        """The arrays that the kernels change."""
-        return (
-            self.state,
-            self.ring,
-            self.starts,
-            self.counts,
-            self.index,
-            self.holders,
-            self.slots,
-            self.top,
-            self.queue,
-        )
 
     @property
     def newest(self) -> int:
@@ -169,14 +160,6 @@ class RowCache:
         # shorter, for one batch.
         newest = max(arrays.newest for arrays in self.tables.values())
         return max(1, int(np.count_nonzero(self._seen > max(0, newest - RECENT))))
-
-    @property
-    def num_known(self) -> int:
-        """The number of batches from the first one known and not filled, to the last one."""
-        return max(
-            int(arrays.state[kernels.NEWEST] - arrays.state[kernels.OLDEST])
-            for arrays in self.tables.values()
-        )
 
     def unknown_share(self) -> float:
         """Return the share of the slots whose rows were last kept without a known next use.

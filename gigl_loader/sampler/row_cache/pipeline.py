@@ -48,7 +48,6 @@ class RowMemory(Protocol):
 
     def matrix(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
         """Return a contiguous array; the next one of that name may be the same memory."""
-        ...
 
 
 @dataclass

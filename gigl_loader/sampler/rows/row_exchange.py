@@ -354,8 +354,7 @@ class RecentRows:
         if missing.size:
             unique_rows[missing] = ask(distinct[missing])
             self._keep(distinct[missing], unique_rows[missing])
-        rows: Array = unique_rows[inverse.reshape(-1)]
-        return rows
+        return unique_rows[inverse.reshape(-1)]
 
     def _keep(self, ids: Array, rows: Array) -> None:
         """Keep ``rows``, in place of the least recently used ones."""

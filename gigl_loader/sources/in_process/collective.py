@@ -486,16 +486,14 @@ class CollectivePeers:
 
     def _memory(self, name: str, nbytes: int) -> Array:
         words: Array = self._scratch.get(name, -(-nbytes // _WORD))
-        memory: Array = words.view(np.uint8)[:nbytes]
-        return memory
+        return words.view(np.uint8)[:nbytes]
 
     def _swap_words(self, words: list[list[int]]) -> list[list[int]]:
         # A row for each rank, of one length on all: no sizes have to be sent first.
         send = torch.tensor(words, dtype=torch.int64, device="cpu")
         received = torch.empty_like(send)
         self._all_to_all(received, send)
-        rows: list[list[int]] = received.tolist()
-        return rows
+        return received.tolist()
 
     def _all_to_all(
         self, received: torch.Tensor, send: torch.Tensor, sizes: Any = None, lengths: Any = None

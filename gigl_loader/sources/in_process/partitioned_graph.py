@@ -316,8 +316,7 @@ class PartitionedGraph:
     def _on_host(self, numbers: Tensor) -> list[list[int]]:
         host = self._memory.downloaded(numbers)
         wait_for_ranks(self._memory, self._memory.mark(), self._peers.timeout_s)
-        rows: list[list[int]] = host.tolist()
-        return rows
+        return host.tolist()
 
     def _sent(self, columns: Sequence[Tensor], routes: _Routes) -> list[list[Tensor]]:
         """Send what owners have to know; return by rank and kind what this one has to."""

@@ -321,6 +321,7 @@ class Traffic:
         }
 
 
+@dataclass(eq=False)
 class Answer(Generic[T]):
     """A pending response; `gigl_loader.sampler.plan.PendingAnswer`.
 
@@ -332,21 +333,16 @@ class Answer(Generic[T]):
         waited: Told how long `wait` took, in seconds.
     """
 
-    def __init__(
-        self,
-        reply: Reply[Any],
-        who: str,
-        timeout_s: float,
-        read: Callable[[Any], T],
-        waited: Callable[[float], None],
-    ) -> None:
-        self._reply, self._who, self.timeout_s, self._read = reply, who, timeout_s, read
-        self._waited = waited
+    reply: Reply[Any]
+    who: str
+    timeout_s: float
+    read: Callable[[Any], T]
+    waited: Callable[[float], None]
 
     @property
     def has_come(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._reply.done
+        return self.reply.done
 
     def wait(self) -> T:
         """Return the result.
@@ -359,10 +355,10 @@ class Answer(Generic[T]):
         """
         started = time.perf_counter()
         try:
-            return self._read(self._reply.wait(self.timeout_s))
+            return self.read(self.reply.wait(self.timeout_s))
         except PeerTimeoutError as error:
             raise PeerTimeoutError(
-                f"{self._who} did not answer for {self.timeout_s:g} s: it is stopped, overloaded "
+                f"{self.who} did not answer for {self.timeout_s:g} s: it is stopped, overloaded "
                 "or cut off; look at that process, or raise the timeout"
             ) from error
         except JoinRefusedError:  # also a PeerLostError, but its message gives the remedy
@@ -370,7 +366,7 @@ class Answer(Generic[T]):
         except PeerLostError as error:
             if error.end == EndReason.SILENT:
                 raise PeerTimeoutError(
-                    f"{error}; {self._who} is stopped, or its machine is cut off: look at that "
+                    f"{error}; {self.who} is stopped, or its machine is cut off: look at that "
                     "process, and start the job again"
                 ) from error
             raise PeerError(
@@ -378,7 +374,7 @@ class Answer(Generic[T]):
                 "log, and start the job again"
             ) from error
         finally:
-            self._waited(time.perf_counter() - started)
+            self.waited(time.perf_counter() - started)
 
 
 class PeerClient:

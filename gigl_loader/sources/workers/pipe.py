@@ -145,24 +145,16 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
     return pickle.loads(data), list(fds)
 
 
-def send_object(sock: socket.socket, data: bytes, fds: list[int]) -> None:
-    """Send an object of any size; its tensors are shared, not copied, and arrive as arrays.
+def pieces_of(data: bytes, fds: list[int]) -> list[tuple[bytes, list[int]]]:
+    """Return the messages of an object of any size, packed, each with its descriptors.
+
+    Its tensors are shared, not copied, and arrive as arrays.
 
     Args:
-        sock: The sender's end.
         data: From `runtime.memory.tensors.dumps`, which needs torch. Workers, which only receive,
             do without it.
-        fds: From the same call; they are closed.
+        fds: From the same call.
     """
-    try:
-        for piece, group in pieces_of(data, fds):
-            send_packed(sock, piece, group)
-    finally:
-        segments.close_fds(fds)
-
-
-def pieces_of(data: bytes, fds: list[int]) -> list[tuple[bytes, list[int]]]:
-    """Return the messages of `send_object`, packed, each with its descriptors."""
     # Half of what fits, as the tuple around a piece is pickled too. Each message has a piece,
     # descriptors, and the number of messages that follow.
     pieces = [data[i : i + MAX_BYTES // 2] for i in range(0, len(data), MAX_BYTES // 2)]
@@ -178,7 +170,7 @@ def pieces_of(data: bytes, fds: list[int]) -> list[tuple[bytes, list[int]]]:
 
 
 def receive_object(sock: socket.socket) -> Any:
-    """Undo `send_object`.
+    """Undo `pieces_of`.
 
     Raises:
         ConnectionError: The other end is gone.

@@ -271,15 +271,10 @@ class WorkerPool:
     def _await_ready(self, timeout_s: float, restarts: Restarts) -> None:
         started = time.monotonic()
         # a worker's own message may overtake its supervisor's, which has the pid
-        while not all(worker.ready and worker.pid is not None for worker in self._workers):
+        while late := [one.number for one in self._workers if not one.ready or one.pid is None]:
             # the first start on a machine compiles: each finished kernel is progress
             left = max(started, self._compiled_at) + timeout_s - time.monotonic()
             if left <= 0:
-                late = [
-                    worker.number
-                    for worker in self._workers
-                    if not worker.ready or worker.pid is None
-                ]
                 raise PeerTimeoutError(
                     f"sampling workers {late} were not ready {timeout_s:.0f} s after their start: "
                     f"{self.describe(late)}; raise `timeout` if this machine is that slow"

@@ -23,7 +23,7 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     WorkerDiedError,
 )
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import start_aside
 from gigl_loader.sources.workers.pool import WorkerPool
 from gigl_loader.sources.workers.schedule import Restarts, UnderWay, ended_by_itself
 
@@ -266,10 +266,7 @@ class RestartThread:
     def __init__(self, replace_lost: Callable[[], None], every_s: float = LOOK_EVERY_S) -> None:
         self._replace_lost, self._every_s = replace_lost, every_s
         self._ended = threading.Event()
-        self._thread = new_thread(
-            target=self._run, name="gigl_loader restarts workers", on_death=nothing_hangs_on_it
-        )
-        self._thread.start()
+        self._thread = start_aside("gigl_loader restarts workers", self._run)
 
     def _run(self) -> None:
         said = ""

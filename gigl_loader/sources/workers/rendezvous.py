@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
 from gigl_loader.runtime.decoding import analysed
 from gigl_loader.runtime.ranks.collectives import broadcast_value
-from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.runtime.threads import start_aside
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -323,7 +323,7 @@ class _Calls:
             queue.SimpleQueue()
         )
         # each call's error goes to its caller
-        new_thread(target=self._run, name=name, on_death=nothing_hangs_on_it).start()
+        start_aside(name, self._run)
 
     def do(self, call: Callable[[], T], limit_s: float) -> T:
         """Return the result of ``call``, or raise its error; TimeoutError: it takes longer."""

@@ -17,7 +17,7 @@ No processes, no memory, no clock.
 
 import signal
 from array import array
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -227,8 +227,7 @@ class FairQueue(Generic[T]):
         """Batches of all consumers."""
         # Only streams with room: of thousands of consumers, few want a batch at a time. A stream
         # reports when it gets room; one that loses it by being cancelled is skipped at its turn.
-        self._turns: deque[int] = deque()
-        self._in_turns: set[int] = set()  # the same numbers: each has one turn at a time
+        self._turns: OrderedDict[int, None] = OrderedDict()  # each has one turn at a time
 
     def add(self, stream: BatchStream[T]) -> None:
         """Add a consumer."""
@@ -244,9 +243,7 @@ class FairQueue(Generic[T]):
         if stream is not None:
             stream.cancel()
             stream.on_room = None
-            if number in self._in_turns:
-                self._in_turns.remove(number)
-                self._turns.remove(number)
+            self._turns.pop(number, None)
 
     @property
     def has_turns(self) -> bool:
@@ -256,22 +253,19 @@ class FairQueue(Generic[T]):
     def next_ticket(self) -> BatchTicket | None:
         """Return the next batch to start, over all consumers, or None."""
         while self._turns:
-            number = self._turns[0]
+            number = next(iter(self._turns))
             stream = self.streams[number]
             ticket = stream.next_ticket()
             if stream.has_room:  # goes to the end, so that each stream gets one batch in a round
-                self._turns.rotate(-1)
+                self._turns.move_to_end(number)
             else:
-                self._turns.popleft()
-                self._in_turns.remove(number)
+                del self._turns[number]
             if ticket is not None:
                 return ticket
         return None
 
     def _give_turn(self, number: int) -> None:
-        if number not in self._in_turns:
-            self._in_turns.add(number)
-            self._turns.append(number)
+        self._turns.setdefault(number)
 
 
 # 0.05, 0.2, 0.8, 3.2, 5, 5...: a single death costs almost nothing, and if workers die one after

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -38,9 +37,7 @@ def test_a_flipped_bit_is_found_in_the_background(tmp_path: Path, caplog) -> Non
 def test_a_folder_that_was_replaced_is_not_compared(tmp_path: Path, monkeypatch) -> None:
     """The comparison in the background came to the files of the next graph, and blamed them."""
     later: list[Callable[[], None]] = []
-    monkeypatch.setattr(
-        mapped_reader, "new_thread", lambda **how: Mock(start=lambda: later.append(how["target"]))
-    )
+    monkeypatch.setattr(mapped_reader, "start_aside", lambda name, target: later.append(target))
     write(RING, tmp_path / "graph", method="random", seed=1)
     dataset = DistDataset.load(tmp_path / "graph", 0, mmap=True)
     neighbors = dataset.view().adjacency[E].indices.tolist()

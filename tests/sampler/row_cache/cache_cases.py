@@ -22,6 +22,14 @@ OWNER: Owner = ("node", NODE)
 NEVER = 1 << 60
 
 
+def num_known(cache: Any) -> int:
+    """Return the number of batches from the first one known and not filled, to the last one."""
+    return max(
+        int(arrays.state[kernels.NEWEST] - arrays.state[kernels.OLDEST])
+        for arrays in cache.tables.values()
+    )
+
+
 def cache_of(tables: dict) -> RowCache:
     return RowCache.private(tables)
 

@@ -29,6 +29,7 @@ from gigl_loader.sampler.row_cache.machine_cache import (
 )
 from gigl_loader.sampler.row_cache.tables import RowTable, RowTables
 from gigl_loader.testing import TinyGraph, open_files
+from tests.sampler.row_cache.cache_cases import num_known
 
 OWNER: Owner = ("node", NODE)
 MATRIX = ("node_features", NODE)
@@ -102,7 +103,7 @@ def test_a_rank_that_is_killed_while_it_holds_the_lock_is_survived() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
     assert (maker.rows.plan(numbers[1], ids)[OWNER] == RowCache.MISSING).all()
     assert (maker.rows.plan(maker.rows.add(user, ids), ids)[OWNER] < RowCache.MISSING).all()
-    assert maker.rows.num_known == 0
+    assert num_known(maker.rows) == 0
 
 
 def test_memory_that_cannot_be_seen_or_is_for_other_rows_is_not_used() -> None:
@@ -125,7 +126,7 @@ def test_memory_that_cannot_be_seen_or_is_for_other_rows_is_not_used() -> None:
         found = shared_memory(_tables(10), "x", partial(_told, data))
         assert found.region.inode != maker.region.inode, "it has one of its own"
     found = shared_memory(_tables(10), "x", lambda make: b"no offer")
-    assert found.rows.num_known == 0
+    assert num_known(found.rows) == 0
 
 
 def test_who_is_first_to_know_the_rows_makes_the_cache_and_others_map_it() -> None:

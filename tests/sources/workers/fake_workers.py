@@ -25,6 +25,15 @@ from gigl_loader.sources.workers.worker import Worker
 from gigl_loader.testing import as_worker_gets
 
 
+def send_object(sock: pipe.Socket, data: bytes, fds: list[int]) -> None:
+    """Send an object that `tensors.dumps` made, and close its descriptors."""
+    try:
+        for piece, group in pipe.pieces_of(data, fds):
+            pipe.send_packed(sock, piece, group)
+    finally:
+        segments.close_fds(fds)
+
+
 class _Slots(SlotWriter):
     """Slots that can be counted, and unmapped as those of a process that ends."""
 

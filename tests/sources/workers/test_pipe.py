@@ -15,6 +15,7 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.runtime.memory import segments, tensors
 from gigl_loader.sources.workers import pipe
 from gigl_loader.testing import open_files
+from tests.sources.workers.fake_workers import send_object
 from tests.support.conditions import no_descriptors_but
 
 
@@ -115,7 +116,7 @@ def test_objects_of_any_size_with_any_number_of_tensors(ends) -> None:
         "tensors": [torch.full((3,), number) for number in range(450)],
         "empty": torch.empty(0, 2),
     }
-    thread = threading.Thread(target=pipe.send_object, args=(ours, *tensors.dumps(sent)))
+    thread = threading.Thread(target=send_object, args=(ours, *tensors.dumps(sent)))
     thread.start()
     found = pipe.receive_object(theirs)
     thread.join()

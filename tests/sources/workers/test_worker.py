@@ -35,7 +35,7 @@ from gigl_loader.sources.workers.peers import Access
 from gigl_loader.sources.workers.pipe import Plugins, WorkerSetup, pickled
 from gigl_loader.sources.workers.worker import Worker, keep_freed_memory
 from gigl_loader.testing import TinyGraph
-from tests.sources.workers.fake_workers import make_producer
+from tests.sources.workers.fake_workers import make_producer, send_object
 
 SEEDS = torch.arange(30, 40)
 ALONE: tuple = (pipe.PEERS, "rank 0 worker 3", None, {}, False, False)
@@ -65,7 +65,7 @@ class _Trainer:
     def __init__(self, setup: WorkerSetup, listener: int | None = None) -> None:
         self.sock, self._theirs = pipe.pair()
         self.sock.settimeout(60.0)
-        pipe.send_object(self.sock, *tensors.dumps(setup))
+        send_object(self.sock, *tensors.dumps(setup))
         pipe.send(self.sock, (pipe.PLACE, listener is not None), [listener] if listener else [])
         self.worker = Worker(self._theirs, 3)
         self.channel = ShmChannel(8, 2**30)
@@ -86,7 +86,7 @@ class _Trainer:
     def tell(self, message: tuple[Any, ...], order: torch.Tensor | None = None) -> None:
         pipe.send(self.sock, message)
         if order is not None:
-            pipe.send_object(self.sock, *tensors.dumps(order))
+            send_object(self.sock, *tensors.dumps(order))
 
     def ask(self, ticket: BatchTicket, free: tuple[int, ...] = ()) -> Any:
         """Return what it answers to one task; a batch comes as (message, slot)."""
@@ -275,7 +275,7 @@ def test_where_a_worker_takes_anothers_position_it_has_that_ones_door(setup: Wor
         trainer.close()
     ours, theirs = pipe.pair()
     with ours, theirs:
-        pipe.send_object(ours, *tensors.dumps(setup))
+        send_object(ours, *tensors.dumps(setup))
         ours.close()
         with pytest.raises(ConnectionError, match="gone"):
             Worker(theirs, 0)
@@ -296,7 +296,7 @@ def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup) -> None:
     ours, theirs = pipe.pair()
     with ours, theirs, signals_as_before():
         ours.settimeout(60.0)
-        pipe.send_object(ours, *tensors.dumps({"no": np.arange(3)}))
+        send_object(ours, *tensors.dumps({"no": np.arange(3)}))
         pipe.send(ours, (pipe.PLACE, False))
         with pytest.raises(_Exited, match="1"):
             module.main(theirs, 0)

@@ -229,6 +229,11 @@ class World:
         """Return a name that no other has; in place of ``secrets.token_hex``."""
         return f"{next(self._numbers):06x}{self.random.getrandbits(64):016x}".ljust(2 * size, "0")
 
+    def _start_aside(self, name: str, target: Callable[..., Any], *args: Any) -> "Thread":
+        thread = Thread(self, target, args, name)
+        thread.start()
+        return thread
+
     def modules(self) -> dict[str, Any]:
         """Return what stands in for standard modules and functions, by name in the importer."""
         bind = lambda kind: lambda *args, **how: kind(self, *args, **how)  # noqa: E731
@@ -256,6 +261,7 @@ class World:
             "new_thread": lambda *, target, args=(), name, on_death: Thread(
                 self, target, args, name
             ),
+            "start_aside": self._start_aside,
         }
 
     @contextlib.contextmanager
