@@ -81,8 +81,8 @@ FACES = {
         "gloo_interface": "VARIABLE interface_needed interface_towards",
     },
     "dataset": {
+        "column_stats": "DATABASE_FILE col_stats_of",
         "cache_options": "CacheOptions",
-        "column_stats": "DATABASE_FILE",
         "degrees": "compute_and_broadcast_degree_tensor",
         "dist_dataset": "DistDataset",
         "format": "glt_files view_writer",

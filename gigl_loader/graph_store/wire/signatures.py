@@ -56,6 +56,11 @@ class PartitionSignatures(ABC):
 
     @served
     @abstractmethod
+    def get_database(self) -> str:
+        """Return what ``database.json`` says of the database that the graph is made of."""
+
+    @served
+    @abstractmethod
     def get_num_nodes(self) -> dict[NodeType, int]:
         """Return how many nodes of each type there are over all servers."""
 

@@ -31,25 +31,22 @@ from gigl_loader.runtime.decoding import analysed
 _log = logging.getLogger(__name__)
 
 
-def digest_of_source(source: Any) -> Any:
-    """Return what changes with the rows of a source: sizes and times of files, or digests."""
+def digest_of_source(source: Any, table: str = "") -> Any:
+    """Return what changes with the rows of a source: sizes and times of files, or digests.
+
+    With the name of a table, the source is that table.
+    """
+    if isinstance(source, str | os.PathLike):
+        path = Path(source).absolute()
+        files = [path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}.wal")]
+        if path.is_dir():
+            files = [path / MANIFEST, *sorted((path / "db").glob("*.parquet"))]
+        return [[str(file), *stamp(str(file))] for file in files]
+    if table:
+        return digest_of_table(as_arrow(table, source))
     if isinstance(source, Mapping):
-        return [
-            [
-                table,
-                digest_of_source(value)
-                if isinstance(value, str | os.PathLike)
-                else digest_of_table(as_arrow(table, value)),
-            ]
-            for table, value in source.items()
-        ]
-    if not isinstance(source, str | os.PathLike):
-        return None  # refused where it is opened
-    path = Path(source).absolute()
-    files = [path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}.wal")]
-    if path.is_dir():
-        files = [path / MANIFEST, *sorted((path / "db").glob("*.parquet"))]
-    return [[str(file), *stamp(str(file))] for file in files]
+        return [[table, digest_of_source(value, table)] for table, value in source.items()]
+    return None  # refused where it is opened
 
 
 def check_kinds(database: Database, kinds: Mapping[str, Mapping[str, Any]]) -> None:

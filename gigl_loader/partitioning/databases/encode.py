@@ -37,8 +37,6 @@ from gigl_loader.partitioning.tables.engine_sql import quoted_name
 from gigl_loader.runtime.memory.segments import Array
 
 Embed = Callable[[list[str]], Any]
-CONSTANT = "__const__"
-"""The feature of a table that has none, as in RelBench: the number 1."""
 _NO_TIME_OF_ROW = -9_223_372_037
 """The time of a row without one, as in RelBench: it is always in the past."""
 _TEXTS = 4096
@@ -242,23 +240,17 @@ def encode_table(
         listed = ", ".join(
             f"{sql} AS {quoted_name(name)}" for name, sql in (select | frame.select).items()
         )
-        reader = connection.sql(f"SELECT {listed} FROM {quoted_name(table)}").to_arrow_reader(
-            job.sizes.table_rows
-        )
+        query = connection.sql(f"SELECT {listed} FROM {found.view}")
+        reader = query.to_arrow_reader(job.sizes.table_rows)
         none = frame.with_texts(pa.RecordBatch.from_pylist([], reader.schema))
         with (
             pq.ParquetWriter(path, none.schema, **plain) as writer,
             job.work_on(f"read {table}", 0) as progress,
         ):
-            rows = 0
             for batch in reader:
                 writer.write_batch(frame.with_texts(batch))
-                rows += batch.num_rows
                 progress(batch.num_rows)
     stats = {column.name: column.stats for column in found.all}
-    if not stats:
-        one = 1.0 if rows else None
-        stats = {CONSTANT: {"MEAN": one, "STD": one and 0.0, "QUANTILES": [one] * 5}}
     return asdict(EncodedTable(tuple(frame.groups), stats, found.left_out))
 
 
@@ -290,9 +282,6 @@ class _Frame:
             if kind == "embedding":
                 of_kind, widths = of_kind + texts, widths + [c.width for c in texts]
             self.groups.append(FrameGroup(kind, tuple(c.name for c in of_kind), tuple(widths)))
-        if not columns:
-            self.groups.append(FrameGroup("numerical", (CONSTANT,), (1,)))
-            self.select[frame_attribute("numerical")] = "array_value(1.0::FLOAT)"
 
     def _select(self, kind: str, columns: list[Column], widths: list[int]) -> None:
         """Select the columns of a kind as one array."""
@@ -405,7 +394,8 @@ class _Embeddings:
 def _embedded(embed: Embed, texts: list[str], width: int, where: str) -> Array:
     given = embed(texts)
     try:
-        vectors = np.ascontiguousarray(np.asarray(given), np.float32)
+        with np.errstate(over="ignore"):  # refused below
+            vectors = np.ascontiguousarray(np.asarray(given), np.float32)
         if vectors.shape != (len(texts), width or vectors.shape[-1]):
             raise ValueError(f"got {vectors.shape}")
         if not np.isfinite(vectors).all():  # no column of embeddings can say that one is missing

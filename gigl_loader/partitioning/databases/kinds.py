@@ -15,6 +15,8 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.databases.source import family_of, one_row, seconds_sql
 from gigl_loader.partitioning.tables.engine_sql import quoted, quoted_name
 
+CONSTANT = "__const__"
+"""The feature of a table that has none, as in RelBench: the number 1."""
 _RAREST = 4
 """A column is of categories if the rarest has more rows than this, as in PyTorch Frame."""
 _SURELY_RARE = 0.3
@@ -125,27 +127,29 @@ class Columns:
         *,
         embeds: bool,
     ) -> None:
-        self._connection, self._table, self._view = connection, table, quoted_name(table)
+        self._connection, self._table = connection, table
+        self.view = f"(SELECT *, 1.0::FLOAT AS {CONSTANT} FROM {quoted_name(table)})"
+        """SQL of the rows."""
         self.left_out: dict[str, list[str]] = {}
         """Names of columns that are no feature, by the reason."""
         self.all: list[Column] = []
-        every = [Column(name, kind) for name, kind in types.items()]
-        for column in every:
-            column.kind = kinds.get(column.name)
+        for name, type_of in types.items():
+            column, reason = Column(name, type_of, kinds.get(name)), "as chosen"
             if column.kind is not None and column.family not in _ALLOWED.get(column.kind, ()):
                 self._refuse(column, f"cannot be {column.kind!r} (kinds: {', '.join(_ALLOWED)})")
-        for column, facts in zip(every, self._facts(every), strict=True):
-            reason = "as chosen"
-            if column.name not in kinds:
+            facts = self._facts(column)
+            if name not in kinds:
                 column.kind, reason = self._kind(column, facts), "no value, or of no kind"
             if column.kind == "text_embedded" and not embeds:
                 column.kind, reason = None, "text, and embed= is not given"
             if column.kind is None:
-                self.left_out.setdefault(reason, []).append(column.name)
+                self.left_out.setdefault(reason, []).append(name)
                 continue
             self._check(column, facts)
-            self._add_statistics(column, f"(SELECT * FROM {self._view} WHERE {before})")
             self.all.append(column)
+        self.all = self.all or [Column(CONSTANT, "FLOAT", "numerical")]
+        for column in self.all:
+            self._add_statistics(column, f"(SELECT * FROM {self.view} WHERE {before})")
 
     def _one(self, query: str) -> Any:
         return one_row(self._connection, query)
@@ -156,28 +160,19 @@ class Columns:
             f"with kinds={{{self._table!r}: {{{column.name!r}: ...}}}}, or None to leave it out"
         )
 
-    def _facts(self, columns: list[Column]) -> list[dict[str, Any]]:
-        """Return what one pass over the table says of each column."""
-        forms: dict[str, str] = {}
-        for i, column in enumerate(columns):
-            value, family = column.sql, column.family or ""
-            forms[f"{i} count"] = f"count({value})"
-            if family == "float":
-                is_whole = f"{value} = trunc({value}) AND isfinite({value})"
-                forms[f"{i} whole"] = f"bool_and({is_whole})"
-            if family in _LISTS:
-                wrong = "x IS NULL" + (" OR NOT isfinite(x)" if family == "float[]" else "")
-                wrong = f"list_bool_or(list_transform({value}, lambda x: {wrong}))"
-                forms[f"{i} wrong"] = f"coalesce(bool_or({wrong}), false)"
-                forms |= {f"{i} most": f"max(len({value}))", f"{i} least": f"min(len({value}))"}
-        rows, *found = self._one(
-            f"SELECT {', '.join(['count(*)', *forms.values()])} FROM {self._view}"
-        )
-        facts: list[dict[str, Any]] = [{"rows": rows} for _ in columns]
-        for name, value in zip(forms, found, strict=True):
-            number, _, fact = name.partition(" ")
-            facts[int(number)][fact] = value
-        return facts
+    def _facts(self, column: Column) -> dict[str, Any]:
+        """Return what one pass over a column says of it."""
+        value, family = column.sql, column.family or ""
+        forms = {"rows": "count(*)", "count": f"count({value})"}
+        if family == "float":
+            forms["whole"] = f"bool_and({value} = trunc({value}) AND isfinite({value}))"
+        if family in _LISTS:
+            wrong = "x IS NULL" + (" OR NOT isfinite(x)" if family == "float[]" else "")
+            wrong = f"list_bool_or(list_transform({value}, lambda x: {wrong}))"
+            forms["wrong"] = f"coalesce(bool_or({wrong}), false)"
+            forms |= {"most": f"max(len({value}))", "least": f"min(len({value}))"}
+        found = self._one(f"SELECT {', '.join(forms.values())} FROM {self.view}")
+        return dict(zip(forms, found, strict=True))
 
     def _kind(self, column: Column, facts: dict[str, Any]) -> str | None:
         """Return the kind by the rules: see the page "Databases"."""
@@ -192,7 +187,7 @@ class Columns:
             return "numerical"
         if family == "text" and self._are_times(column):
             return "timestamp"
-        if self._rarest(column.sql, self._view) > _RAREST:
+        if self._rarest(column.sql, self.view) > _RAREST:
             return "categorical"
         if family != "text":
             return "numerical"
@@ -205,10 +200,10 @@ class Columns:
         name = quoted_name(column.name)
         # if all are, so are the first and the last, which take less
         ends = (seconds_sql(f"{end}({name})", column.type) for end in ("min", "max"))
-        if self._one(f"SELECT {' + '.join(ends)} FROM {self._view}")[0] is None:
+        if self._one(f"SELECT {' + '.join(ends)} FROM {self.view}")[0] is None:
             return False
         seconds = seconds_sql(name, column.type)
-        return bool(self._one(f"SELECT count({name}) = count({seconds}) FROM {self._view}")[0])
+        return bool(self._one(f"SELECT count({name}) = count({seconds}) FROM {self.view}")[0])
 
     def _rarest(self, value: str, rows: str) -> int:
         """Return the rows of the rarest value, or 0 if they are surely too few."""
@@ -222,13 +217,13 @@ class Columns:
 
     def _rarest_part(self, column: Column, separator: str) -> int:
         split = Column(column.name, column.type, separator=separator).parts_sql
-        return self._rarest("p", f"(SELECT unnest({split}) AS p FROM {self._view})")
+        return self._rarest("p", f"(SELECT unnest({split}) AS p FROM {self.view})")
 
     def _check(self, column: Column, facts: dict[str, Any]) -> None:
         """Check the values of a column for its kind; find the longest cell."""
         if column.kind == "timestamp":
             of = f"count({column.sql}), min({column.sql}), max({column.sql})"
-            query = f"SELECT count({quoted_name(column.name)}), {of} FROM {self._view}"
+            query = f"SELECT count({quoted_name(column.name)}), {of} FROM {self.view}"
             texts, times, first, last = self._one(query)
             if column.family == "text" and times < texts:
                 self._refuse(column, "has texts that are no times such as 2020-01-31 12:00:00")
@@ -242,7 +237,7 @@ class Columns:
             column.separator = max("|,", key=lambda separator: self._rarest_part(column, separator))
         if column.kind in PADDED:
             cell = column.sql if column.kind == "sequence_numerical" else column.parts_sql
-            column.width = max(1, self._one(f"SELECT max(len({cell})) FROM {self._view}")[0] or 0)
+            column.width = max(1, self._one(f"SELECT max(len({cell})) FROM {self.view}")[0] or 0)
             if column.width > MOST_VALUES:
                 self._refuse(
                     column, f"has a cell of {column.width} values, more than {MOST_VALUES}"
@@ -266,18 +261,15 @@ class Columns:
 
     def _numbers(self, value: str, rows: str) -> dict[str, Any]:
         finite = f"(SELECT {value} AS v FROM {rows} WHERE isfinite({value}))"
-        select, quantiles = "count(*), avg(v), stddev_pop(v)", [None] * len(_QUANTILES)
-        few = self._one(f"SELECT count(*) FROM {self._view}")[0] <= _MANY_VALUES
-        in_memory = f"quantile_cont(v, {list(_QUANTILES)})" if few else "NULL"
-        count, mean, std, found = self._one(f"SELECT {select}, {in_memory} FROM {finite}")
-        if count and not few:
-            places = [(int(q * (count - 1)), q * (count - 1) % 1) for q in _QUANTILES]
-            ends = {i + more for i, _ in places for more in (0, 1)}
+        count, mean, std = self._one(f"SELECT count(*), avg(v), stddev_pop(v) FROM {finite}")
+        if count <= _MANY_VALUES:
+            found = self._one(f"SELECT quantile_cont(v, {list(_QUANTILES)}) FROM {finite}")[0]
+        else:  # each is between the two next to its place
+            places = [q * (count - 1) for q in _QUANTILES]
+            parts = ", ".join(f"sum(v * greatest(0, 1 - abs(i - {at!r})))" for at in places)
             numbered = f"SELECT v, row_number() OVER (ORDER BY v) - 1 AS i FROM {finite}"
-            query = f"SELECT i, v FROM ({numbered}) WHERE i IN ({', '.join(map(str, ends))})"
-            at = dict(self._connection.execute(query).fetchall())
-            found = [at[i] + (at.get(i + 1, at[i]) - at[i]) * part for i, part in places]
-        return {"MEAN": mean, "STD": std, "QUANTILES": found or quantiles}
+            found = list(self._one(f"SELECT {parts} FROM ({numbered})"))
+        return {"MEAN": mean, "STD": std, "QUANTILES": found or [None] * len(_QUANTILES)}
 
     def _categories(self, column: Column, rows: str) -> dict[str, Any]:
         """Count categories: descending, ties by first appearance."""

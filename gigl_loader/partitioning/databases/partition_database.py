@@ -168,20 +168,18 @@ def partition_database(
     return root or place.path, report
 
 
-def _told_of(embed: Callable[..., Any]) -> list[Any]:
-    """Return what is known of a function without a call: two lambdas have one name."""
-    name = f"{getattr(embed, '__module__', '')}.{getattr(embed, '__qualname__', type(embed))}"
-    held = [cell.cell_contents for cell in getattr(embed, "__closure__", None) or ()]
-    plain = [repr(one) for one in held if isinstance(one, str | int | float | bool | None)]
-    return [name, plain, _told_of_code(getattr(embed, "__code__", None))]
-
-
-def _told_of_code(code: Any) -> Any:
-    if isinstance(code, frozenset):  # its order differs between runs
-        return sorted(map(repr, code))
-    if not isinstance(code, CodeType):
-        return repr(code)
-    return [code.co_code.hex(), code.co_names, [_told_of_code(one) for one in code.co_consts]]
+def _told_of(part: Any) -> Any:
+    """Return what is known of a function without a call, down to its constants and values held."""
+    code = getattr(part, "__code__", part)
+    if isinstance(code, CodeType):
+        held = [cell.cell_contents for cell in getattr(part, "__closure__", None) or ()]
+        parts = [_told_of(one) for one in (*code.co_consts, *held)]
+        names = getattr(part, "__module__", ""), code.co_qualname, *code.co_names
+        return [names, code.co_code.hex(), parts]
+    if isinstance(part, frozenset):  # its order differs between runs
+        return sorted(map(repr, part))
+    is_plain = isinstance(part, str | bytes | int | float | tuple | None)
+    return repr(part) if is_plain else str(type(part))  # others have the address in their text
 
 
 @contextmanager

@@ -194,7 +194,8 @@ def open_database(source: Source, keys: Keys = None) -> Database:
     """
     given = _read_keys(keys, "keys")
     if isinstance(source, Mapping):
-        return _checked(Database({t: TableKeys() for t in source}, _rows_in_memory(source)), given)
+        rows = {table: _rows_of(table, value) for table, value in source.items()}
+        return _checked(Database({table: TableKeys() for table in rows}, rows), given)
     if not isinstance(source, str | os.PathLike):
         raise WrongTypeError(
             f"a database is a folder, a file or a dict of tables, got {type(source).__name__}"
@@ -370,25 +371,19 @@ def _read_sqlite(file: Any, table: str, columns: dict[str, str]) -> Any:
     return pa.Table.from_batches(batches, schema).cast(pa.schema(flags))
 
 
-def _rows_in_memory(source: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        table: _rows_of_file(table, Path(value).absolute())
-        if isinstance(value, str | os.PathLike)
-        else as_arrow(table, value)
-        for table, value in source.items()
-    }
+def _rows_of(table: str, value: Any) -> Any:
+    is_path = isinstance(value, str | os.PathLike)
+    return _rows_of_file(table, Path(value).absolute()) if is_path else as_arrow(table, value)
 
 
 def as_arrow(table: str, value: Any) -> Any:
     """Return a table in memory as Arrow's, without an index of pandas."""
+    is_pandas = hasattr(value, "iloc")
+    if is_pandas:  # its own stream names no column in its errors
+        _check_columns(table, list(value.columns))
     try:
-        if hasattr(value, "iloc"):  # of pandas, whose own stream names no column in its errors
-            _check_columns(table, list(value.columns))
-            return pa.Table.from_pandas(value, preserve_index=False)
-        arrow = pa.table(value)
+        arrow = pa.Table.from_pandas(value, preserve_index=False) if is_pandas else pa.table(value)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(
             f"table {table!r} must be an Arrow table, a DataFrame with one type in each column, or "
             f"the path of a Parquet or CSV file: {'; '.join(map(str, error.args))}"
