@@ -42,7 +42,11 @@ from gigl_loader.runtime.yaml_files import read_yaml
 SplitName = Literal["train", "val", "test"]
 Kind = Literal["forecast", "autocomplete", "external"]
 _LABELS, _ROWS = '"gigl_loader labels"', '"gigl_loader rows"'
-_ALIKE = ("name", "kind", "task_type", "timedelta", "num_eval_timestamps", "sql")
+_TOLD = {
+    **{name: name for name in ("name", "kind", "task_type", "timedelta", "num_eval_timestamps")},
+    **{"sql": "sql", "target": "target_col", "time": "time_col"},
+}
+"""What a manifest calls the fields of a task."""
 _log = logging.getLogger(__name__)
 
 
@@ -105,8 +109,7 @@ class Task:
             raise ConfigError(
                 f"{folder}/{MANIFEST} must have entity_table, and kind as one of {get_args(Kind)}"
             )
-        given: dict[str, Any] = {name: told.get(name) for name in _ALIKE}
-        given |= {"target": told.get("target_col"), "time": told.get("time_col")}
+        given: dict[str, Any] = {name: told.get(there) for name, there in _TOLD.items()}
         if told.get("dst_entity_table"):
             given["destination"] = (told["dst_entity_table"], told.get("dst_entity_col"))
         return cls(
@@ -210,15 +213,12 @@ def _stamp(task: Task, database: Database, name: str) -> int:
 def _check_hidden(task: Task, database: Database) -> None:
     for table, columns in task.hidden.items():
         for column in columns:
-            if column not in database.columns.get(table, ()):
+            is_there = column in database.columns.get(table, ())
+            if not is_there or column == database.tables[table].time_col:
+                which = "the time column of" if is_there else "and there is none of that name in"
                 raise ConfigError(
-                    f"task {task.name!r} hides column {column!r} of table {table!r}, and there is "
-                    "none of that name"
-                )
-            if column == database.tables[table].time_col:
-                raise ConfigError(
-                    f"task {task.name!r} hides {column!r}, the time column of table {table!r}, "
-                    "which says what a seed may know: leave it out of remove_columns"
+                    f"task {task.name!r} hides {column!r}, {which} table {table!r}: leave it out "
+                    "of remove_columns, which may name all columns but that of the time"
                 )
 
 
@@ -396,15 +396,15 @@ class _Rows:
         ids = self._ids(table, quoted_name(entity), kinds[entity])
         seconds = target = pairs = None
         if time is not None:
-            seconds = self._tensor(f"{seconds_sql(quoted_name(time), kinds[time])}::BIGINT", time)
+            seconds = _tensor(self._column(seconds_sql(quoted_name(time), kinds[time]), time))
         if mask:
             self.table = self.table.select([name for name in (time, entity) if name is not None])
         elif other:
             lists = quoted_name(label)
             of = self._ids(other, f"unnest({lists})", kinds[label].removesuffix("[]"))
-            rows = torch.arange(len(ids), device="cpu")
-            counts = self._tensor(f"len({lists})", label)
-            pairs = other, torch.stack([rows.repeat_interleave(counts), of])
+            counts = _tensor(self._column(f"len({lists})", label))
+            rows = torch.arange(len(ids), device="cpu").repeat_interleave(counts)
+            pairs = other, torch.stack([rows, of])
         else:
             target = self._target(kinds[label])
         num_dst = 0
@@ -415,33 +415,30 @@ class _Rows:
         given = (self.table, (table, ids), seconds, target, pairs, num_dst, task.hidden)
         return Split(task.name, self.split, *given)
 
-    def _column(self, sql: str) -> Any:
-        """Return the values of some SQL over the rows, as Arrow's."""
-        return self.connection.sql(f"SELECT {sql} AS v FROM {_ROWS}").to_arrow_table()["v"]
-
-    def _tensor(self, sql: str, column: str) -> Tensor:
-        values = self._column(sql)
+    def _column(self, sql: str, name: str) -> Any:
+        """Return the values of some SQL over the rows, as Arrow's; ``name``: in errors."""
+        values = self.connection.sql(f"SELECT {sql} AS v FROM {_ROWS}").to_arrow_table()["v"]
         if values.null_count:
             raise ConfigError(
-                f"{self.what}: column {column!r} is null in {values.null_count} rows, or has no "
+                f"{self.what}: column {name!r} is null in {values.null_count} rows, or has no "
                 "whole number of 64 bits there"
             )
-        return torch.from_numpy(np.array(values.to_numpy()))
+        return values
 
     def _target(self, kind: str) -> Tensor:
         column = self.task.target
         name = quoted_name(column)
         if kind.endswith("]"):
-            rows = self._column(name).to_pylist()
-            if len({len(row) for row in rows}) > 1:
-                raise ConfigError(f"{self.what}: the lists of {column!r} have different lengths")
             try:
-                return torch.as_tensor(rows, device="cpu")
+                return torch.as_tensor(self._column(name, column).to_pylist(), device="cpu")
             except (TypeError, ValueError) as error:
-                raise ConfigError(f"{self.what}: {column!r} has no numbers: {error}") from error
-        if self.task.task_type == "multiclass_classification":
-            return self._tensor(key_sql(name, kind, as_text=False), column)
-        return self._tensor(f"coalesce({name}::DOUBLE, 'nan'::DOUBLE)", column)
+                raise ConfigError(
+                    f"{self.what}: {column!r} has no numbers, or not as many in each row: {error}"
+                ) from error
+        classes = self.task.task_type == "multiclass_classification"
+        number = f"coalesce({name}::DOUBLE, 'nan'::DOUBLE)"
+        sql = key_sql(name, kind, as_text=False) if classes else number
+        return _tensor(self._column(sql, column))
 
     def _ids(self, table: str, name: str, kind: str) -> Tensor:
         """Return the ids in the dataset of keys; without a dataset, they are the keys."""
@@ -454,12 +451,9 @@ class _Rows:
                 f"{self.what}: keys of {table!r} are text, which only a dataset with such keys "
                 "knows: take the task from one"
             )
-        key = key_sql(name, kind, as_text=is_text)
+        keys = self._column(key_sql(name, kind, as_text=is_text), name)
         if dataset is None:
-            return self._tensor(key, name)
-        keys = self._column(key)
-        if keys.null_count:  # as the others, it names no row
-            return self._tensor(key, name)
+            return _tensor(keys)
         try:
             ids: Tensor = dataset.from_original(keys.combine_chunks(), table)
         except ConfigError as error:
@@ -468,3 +462,7 @@ class _Rows:
                 "a later one, or leave such seeds out"
             ) from error
         return ids
+
+
+def _tensor(values: Any) -> Tensor:
+    return torch.from_numpy(np.array(values.to_numpy()))

@@ -55,18 +55,15 @@ def check_kinds(database: Database, kinds: Mapping[str, Mapping[str, Any]]) -> N
     Raises:
         ConfigError: There is no such table or column, or it is a key.
     """
-    for table, of_table in kinds.items():
-        if table not in database.tables:
-            raise ConfigError(
-                f"kinds name table {table!r}, and there are {sorted(database.tables)}"
-            )
-        keys = database.tables[table]
-        features = sorted({*database.columns[table]} - {keys.pkey, *keys.fkeys})
-        if unknown := sorted(set(of_table) - set(features)):
-            raise ConfigError(
-                f"kinds of table {table!r} name {unknown}, which are no columns, or keys: there "
-                f"are {features}"
-            )
+    features = {
+        (table, column)
+        for table, keys in database.tables.items()
+        for column in database.columns[table].keys() - {keys.pkey, *keys.fkeys}
+    }
+    if unknown := [(t, c) for t, of in kinds.items() for c in of if (t, c) not in features]:
+        raise ConfigError(
+            f"kinds name {unknown[:5]}, which are no columns, or keys: there are {sorted(features)}"
+        )
 
 
 def tables_of(

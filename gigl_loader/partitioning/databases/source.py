@@ -319,7 +319,7 @@ def _declared(
                 f"named by {pkeys[parent]!r}: refer to that one"
             )
         fkeys[table][columns[0]] = parent
-    return {table: TableKeys(pkeys.get(table), None, fkeys[table]) for table in tables}
+    return {table: TableKeys(pkeys.get(table) or None, None, fkeys[table]) for table in tables}
 
 
 # --- SQLite and tables in memory ------------------------------------------------------------------
@@ -436,24 +436,19 @@ def _checked(database: Database, given: Mapping[str, TableKeys]) -> Database:
 
 
 def _check_keys(database: Database, table: str) -> None:
-    keys, columns = database.tables[table], database.columns[table]
+    keys, columns, where = database.tables[table], database.columns[table], f"table {table!r}"
     for column in (keys.pkey, keys.time_col, *keys.fkeys):
         if column is not None and column not in columns:
-            raise ConfigError(
-                f"table {table!r} has no column {column!r}, which is one of its keys; it has "
-                f"{', '.join(columns)}"
-            )
+            there = ", ".join(columns)
+            raise ConfigError(f"{where} has no column {column!r}, one of its keys; it has {there}")
     for column, parent in keys.fkeys.items():
-        check_name(column, f"foreign key of table {table!r}")
+        check_name(column, f"foreign key of {where}")
         if parent not in database.tables or database.tables[parent].pkey is None:
             lacks = "has no primary key" if parent in database.tables else "does not exist"
-            raise ConfigError(
-                f"table {table!r}: {column!r} refers to table {parent!r}, which {lacks}; there are "
-                f"{sorted(database.tables)}"
-            )
+            raise ConfigError(f"{where}: {column!r} refers to table {parent!r}, which {lacks}")
     kind = columns.get(keys.time_col or "", "TIMESTAMP")
     if family_of(kind) not in ("time", "text", *NUMBERS):
         raise ConfigError(
-            f"table {table!r}: the time column {keys.time_col!r} is {kind}; times are timestamps, "
-            "dates, or seconds since 1970"
+            f"{where}: the time column {keys.time_col!r} is {kind}; times are timestamps, dates, "
+            "or seconds since 1970"
         )

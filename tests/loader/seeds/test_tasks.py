@@ -525,7 +525,7 @@ def test_a_class_with_a_fraction_is_refused(folder: Path, tmp_path: Path) -> Non
 
 def test_keys_as_floats_that_may_be_others_are_refused(folder: Path, tmp_path: Path) -> None:
     task = Task.from_folder(folder, "user-spends")
-    with pytest.raises(ConfigError, match="customer_id.* is null in 1 rows, or has no whole"):
+    with pytest.raises(ConfigError, match=r"customer_id.* is null in 1 rows, or has no"):
         _shipped(task, tmp_path, customer_id=[7.0, float(2**53)], spends=[1, 2])
 
 
