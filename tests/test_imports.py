@@ -81,8 +81,8 @@ FACES = {
         "gloo_interface": "VARIABLE interface_needed interface_towards",
     },
     "dataset": {
+        "column_stats": "DATABASE_FILE col_stats_of",
         "cache_options": "CacheOptions",
-        "column_stats": "DATABASE_FILE",
         "degrees": "compute_and_broadcast_degree_tensor",
         "dist_dataset": "DistDataset",
         "format": "glt_files view_writer",
@@ -113,8 +113,9 @@ FACES = {
         "partition.checks": "check_edge_dir check_edge_type check_partitions",
         "partition.doubts": "IGNORED_LABEL check_enough_nodes empty_partitions low_labels "
         "not_numbers warn_of",
-        "partition.frames": "FRAME FrameColumns FrameGroup Frames attributes_of check_installed "
-        "frame_attribute is_frame is_of_frame to_frame",
+        "partition.frames": "FRAME FrameColumns FrameGroup Frames MOST_VALUES NO_TIME PADDED "
+        "attributes_of check_installed frame_attribute is_frame is_of_frame lengths_attribute "
+        "stamp_parts to_frame",
         "partition.partition_output": "FeaturePartitionData GraphPartitionData PartitionOutput "
         "by_type",
         "partition.partition_view": "A Adjacency Book Matrix Owner PartitionView ROW_KINDS Row "
@@ -130,7 +131,8 @@ FACES = {
     "partitioning": {
         # for tasks
         "databases.database_tables": "digest_of_source",
-        "databases.source": "Database MANIFEST family_of named one_row open_database read_yaml "
+        "databases.encode": "key_sql",
+        "databases.source": "Database MANIFEST NUMBERS family_of named one_row open_database "
         "seconds_of seconds_sql upto_sql",
         "tables.engine_sql": "quoted quoted_name",
         # for commands

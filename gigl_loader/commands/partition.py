@@ -19,7 +19,6 @@ file, or for a graph of one type by flags::
 
 import argparse
 import dataclasses
-import importlib
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.dataset.format.directory import FORMATS, ORDERS
-from gigl_loader.dataset.schema import FilePath
 from gigl_loader.errors import ConfigError, GiglLoaderError, exit_code
 from gigl_loader.partitioning.partition_tables import ENGINES, partition_tables
 from gigl_loader.partitioning.tables.spec import (
@@ -38,31 +36,19 @@ from gigl_loader.partitioning.tables.spec import (
     NodeTable,
 )
 from gigl_loader.runtime.command_line import verb_parser
+from gigl_loader.runtime.yaml_files import read_yaml
 
 _OPTIONS = ("time_attr", "order", "edge_rows", "communities")
 """What the YAML file may say beside the tables; a flag of the same name comes before it."""
-_OF_ALL = ("root", "num_partitions", "method", "overwrite", "quiet")
-"""Options of every kind of source."""
-_OF_DRAWN = (*_OF_ALL, "edge_dir", "seed")
-"""Options of those that are partitioned, not copied."""
-_OF_GRAPHS = (*_OF_DRAWN, "pyg", "format", "time_attr", "order", "feature_dtype", "communities")
-"""Options that a saved graph has, too."""
+_OF_PARTITIONS = ("root", "num_partitions", "method", "edge_dir", "seed", "overwrite", "quiet")
+_OF_GRAPHS = ("pyg", "format", "time_attr", "order", "feature_dtype", "communities")
+"""Options that a saved graph has beside those of `_OF_PARTITIONS`."""
+_OF_DATABASES = ("database", "keys", "upto", "drop_dangling", "memory", "threads")
+"""The same of a database."""
 _LIBRARIES = ("dgl", "pyg", "gigl", "glt")
 _OF_TABLES = ("pyg", "database", "nodes", "edges", "id", "split", "partition_column", "src", "dst")
 """Options that a graph of another library lacks: its files say what these do."""
-_OF_DATABASES = (
-    *_OF_DRAWN,
-    "database",
-    "keys",
-    "embed",
-    "upto",
-    "stats_upto",
-    "drop_dangling",
-    "memory",
-    "threads",
-)
-"""Options that a database has, too."""
-_OF_GLT = (*_OF_ALL, "library", "tables", "format")
+_OF_GLT = ("library", "tables", "root", "num_partitions", "method", "overwrite", "format", "quiet")
 """Options of partitions that are copied as they are."""
 
 
@@ -73,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.pyg is not None:
             _check_count(args)
-            _check_for_graph(verb, args)
+            _check_beside("--pyg", _OF_GRAPHS, verb, args)
             # Imports torch, which tables do not need.
             from gigl_loader.commands.saved_graph import partition_saved_graph
 
@@ -86,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(partition_or_copy(args))
             return 0
         if args.database is not None:
-            _check_for_database(verb, args)
+            _check_beside("--database", _OF_DATABASES, verb, args)
             from gigl_loader.partitioning.databases.partition_database import partition_database
 
             _, report = partition_database(args.database, **_database_options(args))
@@ -143,23 +129,16 @@ def in_shell_words(message: str, names: Iterable[str]) -> str:
     return message
 
 
-def _given_beside(
-    allowed: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace
-) -> list[str]:
-    """Return the options that were given and are none of ``allowed``, as the shell has them."""
-    return [
-        _option(name)
-        for name, value in vars(args).items()
-        if name not in allowed and value != parser.get_default(name)
-    ]
-
-
-def _check_for_graph(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse options that mean nothing for a saved graph."""
+def _check_beside(
+    source: str, own: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> None:
+    """Refuse options that mean nothing for what is no table."""
     if args.tables is not None:
-        raise ConfigError("give a YAML file that describes tables, or --pyg FILE, not both")
-    if given := _given_beside(_OF_GRAPHS, parser, args):
-        raise ConfigError(f"--pyg takes no options of tables: leave out {', '.join(given)}")
+        raise ConfigError(f"give a YAML file that describes tables, or {source}, not both")
+    names = vars(args).keys() - {*own, *_OF_PARTITIONS}
+    if given := [n for n in vars(args) if n in names and getattr(args, n) != parser.get_default(n)]:
+        options = ", ".join(map(_option, given))
+        raise ConfigError(f"{source} takes no options of tables: leave out {options}")
 
 
 def _check_for_library(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -174,30 +153,16 @@ def _check_for_library(parser: argparse.ArgumentParser, args: argparse.Namespace
         )
 
 
-def _check_for_database(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse options that mean nothing for a database."""
-    if given := _given_beside(_OF_DATABASES, parser, args):
-        raise ConfigError(f"--database does not take {', '.join(given)}: leave out")
-
-
 def _database_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `partition_database` that flags give."""
-    same = ("root", "edge_dir", "seed", "memory", "threads", "overwrite", "upto", "stats_upto")
+    same = ("root", "edge_dir", "seed", "memory", "threads", "overwrite", "upto")
     options: dict[str, Any] = {name: getattr(args, name) for name in same}
-    if args.keys is not None:
-        content = _yaml(args.keys)
-        if not isinstance(content, dict) or set(content) - {"keys", "kinds"}:
-            raise ConfigError(f"{args.keys} may have the keys keys and kinds, and no others")
-        options |= content
-    if args.embed is not None:
-        module, _, name = args.embed.partition(":")
-        try:
-            options["embed"] = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"--embed {args.embed}: give MODULE:FUNCTION ({error})") from error
+    content = {} if args.keys is None else read_yaml(args.keys)
+    if not isinstance(content, dict) or set(content) - {"keys", "kinds", "stats_upto"}:
+        raise ConfigError(f"{args.keys} may have keys, kinds and stats_upto, and no others")
     options["num_partitions"] = 1 if args.num_partitions is None else args.num_partitions
     options["dangling"] = "drop" if args.drop_dangling else "error"
-    return {**options, "method": args.method or METHODS[0], "progress": not args.quiet}
+    return options | content | {"method": args.method or METHODS[0], "progress": not args.quiet}
 
 
 def _check_count(args: argparse.Namespace) -> None:
@@ -238,18 +203,16 @@ def parser() -> argparse.ArgumentParser:
         help="a folder as RelBench has them, or a file of DuckDB or SQLite, in place of tables",
     )
     graph.add_argument(
-        "--keys", metavar="FILE", help="with --database: YAML with keys and kinds of its tables"
+        "--keys", metavar="FILE", help="with --database: YAML with its keys, kinds, stats_upto"
     )
     graph.add_argument("--upto", help="with --database: the time of the last row, or all")
-    graph.add_argument("--stats-upto", help="with --database: the same for statistics of columns")
-    graph.add_argument(
-        "--embed", metavar="MODULE:FUNCTION", help="with --database: what embeds its texts"
-    )
     graph.add_argument(
         "--drop-dangling", action="store_true", help="leave out edges to unknown nodes"
     )
     partitions = parser.add_argument_group("the partitions")
-    partitions.add_argument("--root", required=True, help="directory to write, or its s3:// URL")
+    partitions.add_argument(
+        "--root", "--out", required=True, help="directory to write, or its s3:// URL"
+    )
     partitions.add_argument(
         "--num-partitions",
         type=int,
@@ -335,7 +298,7 @@ def _tables(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
     if args.tables is not None:
         if args.nodes or args.edges:
             raise ConfigError("give a YAML file, or --nodes and --edges, not both")
-        return read_yaml(Path(args.tables))
+        return read_tables(Path(args.tables))
     if not (args.nodes and args.edges):
         raise ConfigError("give a YAML file that describes the tables, or --nodes and --edges")
     nodes = {
@@ -363,13 +326,13 @@ def _one_or_all(columns: list[str] | None) -> Any:
     return columns[0] if columns and len(columns) == 1 else columns
 
 
-def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
+def read_tables(path: Path) -> tuple[Any, Any, dict[str, Any]]:
     """Return nodes, edges and further arguments of a file, as `partition_tables` takes them.
 
     Raises:
         ConfigError: The file is missing or describes something else; the message says what.
     """
-    content = _yaml(path)
+    content = read_yaml(path)
     if not isinstance(content, dict) or set(content) - set(_OPTIONS) != {"nodes", "edges"}:
         raise ConfigError(
             f"{path} must have the keys nodes and edges, may have {' and '.join(_OPTIONS)}, and no "
@@ -389,19 +352,6 @@ def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
         for node_type, table in nodes.items()
     }
     return by_type, _edges_by_type(path, edges), options
-
-
-def _yaml(path: FilePath) -> Any:
-    try:
-        import yaml  # not needed for flags, and an optional package
-
-        return yaml.safe_load(Path(path).read_text())
-    except ImportError as error:
-        raise ConfigError('YAML needs pyyaml: run pip install "gigl_loader[tables]"') from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
 
 
 def _edges(path: Path, edges: Any) -> list[EdgeTable]:

@@ -30,6 +30,7 @@ from gigl_loader.loader.seeds.ablp_input import (
     supervision_types,
 )
 from gigl_loader.loader.seeds.seed_input import NodeInput, TimeInput
+from gigl_loader.loader.seeds.seed_limits import SeedLimits
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.runtime.user_functions import check_overrides
 from gigl_loader.sampler.anchors import ANCHOR_KIND
@@ -255,7 +256,7 @@ class DistABLPLoader(LoaderInSteps):
             non_blocking_transfers=non_blocking_transfers,
             **keywords,
         )
-        limits = options.seed_limits(input_time)
+        limits = SeedLimits.of(options, input_time)
         if exclude_supervision and options.expansion.in_trees:
             raise ConfigError(
                 "exclude_supervision looks for copies among merged nodes: it cannot be combined "

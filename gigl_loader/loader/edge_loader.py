@@ -29,6 +29,7 @@ from gigl_loader.loader.seeds.edge_input import (
     edges_of_this_machine,
 )
 from gigl_loader.loader.seeds.seed_input import TimeInput
+from gigl_loader.loader.seeds.seed_limits import SeedLimits
 from gigl_loader.loader.seeds.split import Split, SplitInput
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.edges import EDGE_KIND
@@ -268,7 +269,7 @@ class DistLinkNeighborLoader(LoaderInSteps):
             non_blocking_transfers=non_blocking_transfers,
             **keywords,
         )
-        limits = options.seed_limits(given.time, TIMES, given.row)
+        limits = SeedLimits.of(options, given.time, TIMES, given.row)
         # PyG's words: an edge has no time of its own that its ends could be compared with.
         if SEED_TIME not in limits.given and options.expansion.time_attr is not None:
             raise ConfigError(

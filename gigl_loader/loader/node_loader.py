@@ -23,6 +23,7 @@ from gigl_loader.loader.seeds.seed_input import (
     typed_by_server,
     typed_seeds,
 )
+from gigl_loader.loader.seeds.seed_limits import SeedLimits
 from gigl_loader.loader.seeds.split import Split, SplitInput
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
@@ -234,7 +235,7 @@ class DistNeighborLoader(LoaderInSteps):
             non_blocking_transfers=non_blocking_transfers,
             **keywords,
         )
-        limits = options.seed_limits(given.time, row=given.row)
+        limits = SeedLimits.of(options, given.time, row=given.row)
         sampler = self._sampler
         start_loader(
             self,

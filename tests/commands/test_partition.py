@@ -246,7 +246,7 @@ def test_a_saved_pyg_graph(tmp_path: Path, graph: TinyGraph, shape: str, capsys)
         ({"edge_index": torch.tensor([[0], [9]]), "num_nodes": 3}, [], "edge_index"),
         (_with_class().to_dict() | {"note": 1}, ["--memory", "1GB"], "leave out --memory"),
         ([1], ["--nodes", "a", "--edge-rows"], "leave out --edge-rows, --nodes"),
-        ([1], ["tables.yaml"], "--pyg FILE, not both"),
+        ([1], ["tables.yaml"], "or --pyg, not both"),
     ],
 )
 def test_what_is_no_saved_graph_is_refused(tmp_path, value, more, message, capsys) -> None:

@@ -108,7 +108,7 @@ def test_times_that_are_not_by_server(given: Any, words: str) -> None:
 
 def _limits(time: Any = None, **keywords: Any) -> SeedLimits:
     keywords.setdefault("time_attr", "t")
-    return LoaderOptions.of(num_neighbors=[2], **keywords).seed_limits(time)
+    return SeedLimits.of(LoaderOptions.of(num_neighbors=[2], **keywords), time)
 
 
 def test_times_without_anything_that_is_timed() -> None:

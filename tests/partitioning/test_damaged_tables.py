@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
-from gigl_loader.commands.partition import read_yaml
+from gigl_loader.commands.partition import read_tables
 from gigl_loader.errors import ConfigError
 from tests.support.scripts import run_python
 
@@ -134,5 +134,5 @@ def test_a_description_that_does_harm_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tables.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"tables\.yaml"):
-        read_yaml(tmp_path / "tables.yaml")
+        read_tables(tmp_path / "tables.yaml")
     assert [path.name for path in tmp_path.iterdir()] == ["tables.yaml"]

@@ -121,8 +121,7 @@ def check_replaced(
 def _may_be_partition_file(path: PurePath, *, is_dir: bool = False) -> bool:
     """Return whether a path below a directory may be one that `partition_graph` wrote."""
     first, *rest = path.parts
-    of_reports = ("report.json", "report.svg", "database.json", "schema.svg")
-    if not rest and first in (ROOT_FILE, "META", *of_reports):
+    if not rest and first in (ROOT_FILE, "META", "report.json", "report.svg", "database.json"):
         return not is_dir
     known = re.fullmatch(r"part\d+|books|ids|edge_rows|(node|edge)_pb(\.pt)?", first) is not None
     suffixes = (".pt", ".pkl", ".bin", ".parquet")

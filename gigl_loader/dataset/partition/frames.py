@@ -22,7 +22,10 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gigl_loader.errors import ConfigError
+from gigl_loader.runtime.memory.segments import Array
 
 if TYPE_CHECKING:  # workers read this module and do without torch
     from torch import Tensor
@@ -31,9 +34,12 @@ FRAME = "tf"
 """The attribute of a graph and of a batch, as RelBench and PyG name it."""
 MOST_VALUES = 256
 """Values in a cell of a column of varying length."""
-_OF_VARYING_LENGTH = ("multicategorical", "sequence_numerical")
+PADDED = ("multicategorical", "sequence_numerical")
+"""Kinds of varying length: a cell has as many stored numbers as the longest."""
 _NARROW = {"categorical": "int32", "timestamp": "int16", "multicategorical": "int32"}
 """Types of stored integers, by kind."""
+NO_TIME = -(2**63)
+"""A missing timestamp among seconds."""
 _PREFIX = "tf-"
 _WAYS_OUT = {
     "text_tokenized": "give the texts as text_embedded, or tokenize them in the training loop",
@@ -70,7 +76,7 @@ def frame_attribute(kind: str) -> str:
 def attributes_of(columns: FrameColumns) -> list[str]:
     """Return the names of the attributes that hold rows with these columns."""
     kinds = [group.kind for group in columns]
-    lengths = [lengths_attribute(kind) for kind in kinds if kind in _OF_VARYING_LENGTH]
+    lengths = [lengths_attribute(kind) for kind in kinds if kind in PADDED]
     return [*map(frame_attribute, kinds), *lengths]
 
 
@@ -115,7 +121,7 @@ def as_columns(frame: Any, where: str) -> "tuple[FrameColumns, dict[str, Tensor]
         elif kind == "embedding" and hasattr(values, "offset"):
             widths = tuple(values.offset.diff().tolist())
             rows = values.values.reshape(len(values), sum(widths))  # without rows it may be 1-D
-        elif kind in _OF_VARYING_LENGTH and hasattr(values, "offset"):
+        elif kind in PADDED and hasattr(values, "offset"):
             lengths = values.offset.diff().view(len(values), len(names))
             width = _longest(lengths, names, f"{where}, {kind}")
             arrays[lengths_attribute(kind)], widths = lengths.cpu().int(), (width,) * len(names)
@@ -172,6 +178,27 @@ def _narrowed(values: "Tensor", dtype: str | None) -> "Tensor":
     return values.to(kind if limits.min <= low and high <= limits.max else torch.int64)
 
 
+def stamp_parts(seconds: Array) -> Array:
+    """Return ``[n, 7]`` int64: year, month - 1, day - 1, weekday, hour, minute, second.
+
+    Args:
+        seconds: ``[n]`` int64, since 1970; `NO_TIME` gives seven times -1.
+    """
+    parts: Array = np.empty((len(seconds), 7), np.int64)
+    missing = seconds == NO_TIME
+    days, rest = np.divmod(np.where(missing, 0, seconds), 86_400)
+    dates: Any = days.astype("M8[D]")
+    months = dates.astype("M8[M]")
+    parts[:, 0], parts[:, 1] = np.divmod(months.astype(np.int64), 12)
+    parts[:, 0] += 1970
+    parts[:, 2] = (dates - months.astype("M8[D]")).astype(np.int64)
+    parts[:, 3] = (days + 3) % 7  # 1970 began on a Thursday
+    parts[:, 4], rest = np.divmod(rest, 3_600)
+    parts[:, 5], parts[:, 6] = np.divmod(rest, 60)
+    parts[missing] = -1
+    return parts
+
+
 # --- to a TensorFrame -----------------------------------------------------------------------------
 
 
@@ -215,7 +242,7 @@ def _values_of(group: FrameGroup, arrays: "Mapping[str, Tensor]", num_rows: int)
         values = copy(_no_vectors(group.widths, str(stored.device)))
         values.num_rows, values.values = num_rows, stored
         return values
-    if group.kind in _OF_VARYING_LENGTH:
+    if group.kind in PADDED:
         from torch_frame.data import MultiNestedTensor
 
         lengths, width = arrays[lengths_attribute(group.kind)], group.widths[0]

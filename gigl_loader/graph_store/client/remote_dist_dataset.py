@@ -1,6 +1,7 @@
 """`RemoteDistDataset`: handle of a graph on storage servers."""
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gigl_loader.dataset.column_stats import col_stats_of
 from gigl_loader.dataset.identity import Share, shares_of
 from gigl_loader.dataset.one_or_by_type import Counts, EdgeInfo, NodeInfo
 from gigl_loader.dataset.schema import (
@@ -145,6 +147,11 @@ class RemoteDistDataset:
         if schema.edge_types is not None:
             return dict(schema.num_classes)
         return schema.num_classes.get(DEFAULT_HOMOGENEOUS_NODE_TYPE, 0)
+
+    @property
+    def col_stats(self) -> dict[str, dict[str, dict[Any, Any]]]:
+        """Statistics of the columns of a database; see `DistDataset.col_stats`."""
+        return col_stats_of(json.loads(self._ask(0, "get_database")))
 
     def fetch_graph_identity(self) -> str:
         """Return the identity of the servers' graph; see `DistDataset.graph_identity`."""

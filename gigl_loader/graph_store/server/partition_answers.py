@@ -1,5 +1,6 @@
 """A storage server's responses about its partition."""
 
+import json
 from dataclasses import replace
 from typing import Any, cast
 
@@ -80,6 +81,10 @@ class PartitionAnswers(GLTAnswers):
     def get_graph_identity(self) -> str:
         identity = self.dataset.graph_identity
         return f"{identity.run} {identity.digest}"
+
+    @override
+    def get_database(self) -> str:
+        return json.dumps(self.dataset.database)
 
     @override
     def get_num_nodes(self) -> dict[NodeType, int]:

@@ -51,6 +51,10 @@ class PartitionSignatures(ABC):
         """Return an identity of this graph, as one string."""
 
     @abstractmethod
+    def get_database(self) -> str:
+        """Return what ``database.json`` says of the database that the graph is made of."""
+
+    @abstractmethod
     def get_num_nodes(self) -> dict[NodeType, int]:
         """Return how many nodes of each type there are over all servers."""
 

@@ -12,7 +12,6 @@ from typing import Any, Unpack
 import torch
 
 from gigl_loader.batch.device.copy_stream import full_device
-from gigl_loader.batch.message import INPUT_ID
 from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.dataset.schema import PPR, DatasetSchema, NodeType, is_label_edge_type
 from gigl_loader.errors import ConfigError
@@ -27,7 +26,6 @@ from gigl_loader.loader.options.glt_config import (
 )
 from gigl_loader.loader.seeds.seed_groups import GroupSource, SeedGroups
 from gigl_loader.loader.seeds.seed_input import TimeInput, is_by_seed
-from gigl_loader.loader.seeds.seed_limits import SeedLimits
 from gigl_loader.loader.seeds.world import check_shard
 from gigl_loader.runtime.glt_classes import SamplingConfig
 from gigl_loader.runtime.sizes import parse_size
@@ -349,22 +347,6 @@ class LoaderOptions:
     def cache(self) -> CacheOptions | None:
         """Options of the cache for rows of other machines; None: no cache."""
         return CacheOptions.of(self.remote_cache)
-
-    def seed_limits(
-        self, time: TimeInput | None, name: str = "input_time", row: TimeInput | None = None
-    ) -> SeedLimits:
-        """Return the limits on times by seed.
-
-        Args:
-            time: The times of seeds.
-            name: Its keyword.
-            row: Numbers of the seeds, which become ``input_id``; None: their positions.
-        """
-        start, end = self.input_start_time, self.input_end_time
-        limits = SeedLimits.of(self.expansion, time, start, end, self.time_window, name)
-        if row is not None:
-            limits.given[INPUT_ID] = "input_id", row
-        return limits
 
     def sampling_config(self, schema: DatasetSchema) -> SamplingConfig:
         """Return GLT's config, for a dataset of this schema."""

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from gigl_loader.batch.message import SEED_START, SEED_TIME, SEED_WINDOW
+from gigl_loader.batch.message import INPUT_ID, SEED_START, SEED_TIME, SEED_WINDOW
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.seeds.seed_input import TimeInput, add_times, add_times_by_server
 from gigl_loader.sampler.options import ExpansionOptions
@@ -23,27 +23,21 @@ class SeedLimits:
 
     @classmethod
     def of(
-        cls,
-        how: ExpansionOptions,
-        time: TimeInput | None,
-        start: TimeInput | None = None,
-        end: TimeInput | None = None,
-        window: Any = None,
-        name: str = "input_time",
+        cls, options: Any, time: TimeInput | None, name: str = "input_time", row: Any = None
     ) -> "SeedLimits":
         """Return the limits that a loader was given.
 
         Args:
-            how: Options of the loader.
+            options: The loader's `LoaderOptions`.
             time: The times of seeds.
-            start: ``input_start_time``.
-            end: ``input_end_time``.
-            window: A ``time_window`` by seed; one for all seeds is in ``how``.
             name: The keyword of ``time``.
+            row: Numbers of the seeds, which become ``input_id``; None: their positions.
 
         Raises:
             ConfigError: Two of them say the same limit, or nothing is sampled by time.
         """
+        how: ExpansionOptions = options.expansion
+        start, end, window = options.input_start_time, options.input_end_time, options.time_window
         if time is not None and end is not None:
             raise ConfigError(
                 f"{name} and input_end_time are both the latest time of a seed's neighbours, which "
@@ -70,7 +64,7 @@ class SeedLimits:
                 'disjoint="by_time" gives the seeds of one time one tree, and a window by seed '
                 "gives each its own: use disjoint=True, or one time_window for all"
             )
-        return cls(given)
+        return cls(given if row is None else {**given, INPUT_ID: ("input_id", row)})
 
     def added_to(self, inputs: I) -> I:
         """Return a sampler's input, or the list of those of all storage servers, with the columns.
@@ -89,13 +83,13 @@ class SeedLimits:
     def _check(self, sampler_input: Any, where: str) -> None:
         columns: Mapping[str, Tensor] = getattr(sampler_input, "extra", None) or {}
         window, start, end = (columns.get(name) for name in (SEED_WINDOW, SEED_START, SEED_TIME))
-        if window is not None and bool((wrong := window < 0).any()):
-            seed = int(wrong.nonzero()[0])
+        if window is not None and (wrong := (window < 0).nonzero()).numel():
+            seed = int(wrong[0])
             raise ConfigError(
                 f"time_window[{seed}]{where} is {window[seed].item()}: an age must be >= 0"
             )
-        if start is not None and end is not None and bool((wrong := start > end).any()):
-            seed = int(wrong.nonzero()[0])
+        if start is not None and end is not None and (wrong := (start > end).nonzero()).numel():
+            seed = int(wrong[0])
             raise ConfigError(
                 f"seed {seed}{where} has input_start_time {start[seed].item()} after its "
                 f"{self.given[SEED_TIME][0]} {end[seed].item()}: no neighbour can lie between them"

@@ -10,48 +10,43 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from gigl_loader.dataset.column_stats import DATABASE_FILE
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.partitioning.databases.encode import (
-    Embed,
-    EncodedTable,
-    KeyFacts,
-    check_keys,
-    encode_table,
-)
-from gigl_loader.partitioning.databases.schema_picture import draw_schema
+from gigl_loader.partitioning.databases.encode import Embed, EncodedTable, check_keys, encode_table
 from gigl_loader.partitioning.databases.source import MANIFEST, Database, as_arrow
 from gigl_loader.partitioning.partition_tables import digest_of_table
-from gigl_loader.partitioning.tables.frame_rows import FrameNodes
-from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable, TableGraph, read_graph
+from gigl_loader.partitioning.tables.spec import (
+    EdgeTable,
+    FrameNodes,
+    NodeTable,
+    TableGraph,
+    read_graph,
+)
 from gigl_loader.partitioning.tables.table_files import stamp
 from gigl_loader.runtime.decoding import analysed
 
-_PICTURE = "schema.svg"
 _log = logging.getLogger(__name__)
 
 
-def digest_of_source(source: Any) -> Any:
-    """Return what changes with the rows of a source: sizes and times of files, or digests."""
+def digest_of_source(source: Any, table: str = "") -> Any:
+    """Return what changes with the rows of a source: sizes and times of files, or digests.
+
+    With the name of a table, the source is that table.
+    """
+    if isinstance(source, str | os.PathLike):
+        path = Path(source).absolute()
+        files = [path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}.wal")]
+        if path.is_dir():
+            files = [path / MANIFEST, *sorted((path / "db").glob("*.parquet"))]
+        return [[str(file), *stamp(str(file))] for file in files]
+    if table:
+        return digest_of_table(as_arrow(table, source))
     if isinstance(source, Mapping):
-        return [
-            [
-                table,
-                digest_of_source(value)
-                if isinstance(value, str | os.PathLike)
-                else digest_of_table(as_arrow(table, value)),
-            ]
-            for table, value in source.items()
-        ]
-    if not isinstance(source, str | os.PathLike):
-        return None  # refused where it is opened
-    path = Path(source).absolute()
-    files = [path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}.wal")]
-    if path.is_dir():
-        files = [path / MANIFEST, *sorted((path / "db").glob("*.parquet"))]
-    return [[str(file), *stamp(str(file))] for file in files]
+        return [[table, digest_of_source(value, table)] for table, value in source.items()]
+    return None  # refused where it is opened
 
 
 def check_kinds(database: Database, kinds: Mapping[str, Mapping[str, Any]]) -> None:
@@ -60,18 +55,15 @@ def check_kinds(database: Database, kinds: Mapping[str, Mapping[str, Any]]) -> N
     Raises:
         ConfigError: There is no such table or column, or it is a key.
     """
-    for table, of_table in kinds.items():
-        if table not in database.tables:
-            raise ConfigError(
-                f"kinds name table {table!r}, and there are {sorted(database.tables)}"
-            )
-        keys = database.tables[table]
-        features = sorted({*database.columns[table]} - {keys.pkey, *keys.fkeys})
-        if unknown := sorted(set(of_table) - set(features)):
-            raise ConfigError(
-                f"kinds of table {table!r} name {unknown}, which are no columns, or keys: there "
-                f"are {features}"
-            )
+    features = {
+        (table, column)
+        for table, keys in database.tables.items()
+        for column in database.columns[table].keys() - {keys.pkey, *keys.fkeys}
+    }
+    if unknown := [(t, c) for t, of in kinds.items() for c in of if (t, c) not in features]:
+        raise ConfigError(
+            f"kinds name {unknown[:5]}, which are no columns, or keys: there are {sorted(features)}"
+        )
 
 
 def tables_of(
@@ -96,39 +88,35 @@ def tables_of(
         drop: See `check_keys`.
     """
     # All keys before all rows: an error should not wait for them.
-    checked = job.step("keys", lambda: check_keys(job, database, drop=drop))
-    facts = {table: KeyFacts(**of_table) for table, of_table in checked.items()}
-    encoded: dict[str, EncodedTable] = {}
-    for number, table in enumerate(database.tables):
-        folder, chosen = job.folder / "tables" / str(number), kinds.get(table, {})
-        given = (job, database, table, facts, chosen, before, embed, folder)
-        made = job.step(f"rows/{number}", partial(encode_table, *given))
-        encoded[table] = msgspec.convert(made, analysed(EncodedTable))
-    left_out: dict[str, list[str]] = {}
-    for table, rows in encoded.items():
-        for reason, names in rows.left_out.items():
-            left_out.setdefault(reason, []).extend(f"{table}.{name}" for name in names)
-    for reason, names in left_out.items():
-        _log.warning("columns left out (%s): %s", reason, ", ".join(names))
+    as_text = job.step("keys", lambda: check_keys(job, database, drop=drop))
     nodes: dict[str, NodeTable] = {}
     edges: dict[EdgeType, EdgeTable] = {}
-    for table, keys in database.tables.items():
-        rows, time = encoded[table], "time" if keys.time_col else None
-        nodes[table] = FrameNodes(rows.path, time=time, frame=rows.frame)
-        for column, parent in keys.fkeys.items():
-            path, name = rows.edges[column]
-            edges[table, f"f2p_{column}", parent] = EdgeTable(path, src="id", dst=name)
-            edges[parent, f"rev_f2p_{column}", table] = EdgeTable(path, src=name, dst="id")
+    stats, left_out = {}, dict[str, list[str]]()
+    for number, (table, keys) in enumerate(database.tables.items()):
+        path, chosen = job.folder / "tables" / str(number) / "rows.parquet", kinds.get(table, {})
+        given = (job, database, table, as_text, chosen, before, embed, path)
+        made = job.step(f"rows/{number}", partial(encode_table, *given))
+        rows = msgspec.convert(made, analysed(EncodedTable))
+        stats[table] = rows.stats
+        for reason, names in rows.left_out.items():
+            left_out.setdefault(reason, []).extend(f"{table}.{name}" for name in names)
+        time = "time" if keys.time_col else None
+        nodes[table] = FrameNodes(str(path), time=time, frame=rows.frame)
+        for i, (column, parent) in enumerate(keys.fkeys.items()):
+            name = f"key-{i}"
+            edges[table, f"f2p_{column}", parent] = EdgeTable(str(path), src="id", dst=name)
+            edges[parent, f"rev_f2p_{column}", table] = EdgeTable(str(path), src=name, dst="id")
+    for reason, names in left_out.items():
+        _log.warning("columns left out (%s): %s", reason, ", ".join(names))
     described = {
         "version": 1,
         "source": database.source,
         "files": None if database.source is None else digest_of_source(database.source),
-        "tables": {table: vars(keys) for table, keys in database.tables.items()},
+        "tables": {table: asdict(keys) for table, keys in database.tables.items()},
         "val_timestamp": database.val_timestamp,
         "test_timestamp": database.test_timestamp,
         "upto": database.cut,
-        "col_stats": {table: rows.stats for table, rows in encoded.items()},
+        "col_stats": stats,
     }
-    picture = draw_schema(database, {table: rows.rows for table, rows in encoded.items()})
-    files = {DATABASE_FILE: json.dumps(described, indent=1), _PICTURE: picture}
+    files = {DATABASE_FILE: json.dumps(described, indent=1)}
     return replace(read_graph(nodes, edges), files=files, database=digest)

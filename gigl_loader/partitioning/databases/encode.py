@@ -1,12 +1,11 @@
 """Keys of a database, checked; and the rows of its tables as Parquet, for `partition_tables`.
 
-A table becomes one file with its id, its keys, its time and its features; and one for each foreign
-key that is null in some rows.
+A table becomes one file with its id, its keys, its time and its features, those of one kind as one
+column of lists.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset.partition.frames import FrameColumns, FrameGroup
+from gigl_loader.dataset.partition.frames import (
+    NO_TIME,
+    PADDED,
+    FrameColumns,
+    FrameGroup,
+    frame_attribute,
+    lengths_attribute,
+)
 from gigl_loader.errors import ConfigError
-from gigl_loader.partitioning.databases.kinds import Column, Columns, stats_of
+from gigl_loader.partitioning.databases.kinds import Column, Columns
 from gigl_loader.partitioning.databases.source import (
+    NUMBERS,
     Database,
     family_of,
     named,
@@ -27,19 +34,14 @@ from gigl_loader.partitioning.databases.source import (
 )
 from gigl_loader.partitioning.resumable import ResumableJob
 from gigl_loader.partitioning.tables.engine_sql import quoted_name
-from gigl_loader.partitioning.tables.frame_rows import NO_TIME, PADDED
 from gigl_loader.runtime.memory.segments import Array
 
 Embed = Callable[[list[str]], Any]
-_CONSTANT = "__const__"
-"""The feature of a table that has none, as in RelBench: the number 1."""
 _NO_TIME_OF_ROW = -9_223_372_037
 """The time of a row without one, as in RelBench: it is always in the past."""
-_LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _TEXTS = 4096
 """Texts that are embedded in one call."""
-_COMPARABLE = (("int", "float", "decimal"), ("text", "enum"), ("time",))
-_NUMBERS = _COMPARABLE[0]
+_COMPARABLE = (NUMBERS, ("text", "enum"), ("time",))
 _THERE = '"gigl_loader key"'
 _EXACT = {"DOUBLE": 2**53 - 1, "FLOAT": 2**24 - 1}
 """Integers up to here are one float each."""
@@ -49,19 +51,9 @@ _log = logging.getLogger(__name__)
 # --- keys -----------------------------------------------------------------------------------------
 
 
-@dataclass
-class KeyFacts:
-    """What is known of the keys of a table once they are checked."""
-
-    as_text: bool
-    """Whether primary keys are stored as text: they are no integers of 64 bits."""
-    nulls: list[str]
-    """Foreign keys that are null in some rows."""
-
-
-def _key_sql(column: str, kind: str, *, as_text: bool) -> str:
-    """Return SQL for a key as it is stored; null for a number that is not whole."""
-    name, family = quoted_name(column), family_of(kind)
+def key_sql(name: str, kind: str, *, as_text: bool) -> str:
+    """Return SQL for a key, itself SQL, as it is stored; null for a number that is not whole."""
+    family = family_of(kind)
     if as_text:
         return f"CAST({f'CAST({name} AS DOUBLE)' if family == 'float' else name} AS VARCHAR)"
     whole = f"CASE WHEN {name} = trunc({name}) THEN TRY_CAST({name} AS BIGINT) END"
@@ -80,8 +72,8 @@ def _examples(connection: Any, query: str) -> str:
     return ", ".join(repr(value) for (value,) in found)
 
 
-def check_keys(job: ResumableJob, database: Database, *, drop: bool) -> dict[str, Any]:
-    """Check keys and times of all tables; return the fields of `KeyFacts` of each.
+def check_keys(job: ResumableJob, database: Database, *, drop: bool) -> dict[str, bool]:
+    """Check keys and times of all tables; return whether the primary keys of each become text.
 
     Args:
         job: The run.
@@ -96,30 +88,21 @@ def check_keys(job: ResumableJob, database: Database, *, drop: bool) -> dict[str
         database.upto(None).connect(whole)
         database.connect(cut)
         as_text = {table: _check_primary_key(whole, database, table) for table in database.tables}
-        for table in database.tables:
+        for table, keys in database.tables.items():
             _check_times(whole, database, table)
-        facts = {
-            table: KeyFacts(
-                as_text[table],
-                [
-                    column
-                    for column in database.tables[table].fkeys
-                    if _check_foreign_key(cut, whole, database, table, column, as_text, drop)
-                ],
-            )
-            for table in database.tables
-        }
-    return {table: asdict(of_table) for table, of_table in facts.items()}
+            for column in keys.fkeys:
+                _check_foreign_key(cut, whole, database, table, column, as_text, drop)
+    return as_text
 
 
 def _check_primary_key(connection: Any, database: Database, table: str) -> bool:
-    """Return whether the primary key of a table is stored as text."""
+    """Return whether the primary key of a table is stored as text: it is no int64."""
     column = database.tables[table].pkey
     if column is None:
         return False
     kind, view, name = database.columns[table][column], quoted_name(table), quoted_name(column)
-    where, is_number = f"table {table!r}: primary key {column!r}", family_of(kind) in _NUMBERS
-    whole = _key_sql(column, kind, as_text=False) if is_number else name
+    where, is_number = f"table {table!r}: primary key {column!r}", family_of(kind) in NUMBERS
+    whole = key_sql(name, kind, as_text=False) if is_number else name
     rows, nulls, wholes, different = one_row(
         connection,
         f"SELECT count(*), count(*) FILTER ({_is_null(column, kind)}), count({whole}), "
@@ -165,45 +148,37 @@ def _check_foreign_key(
     column: str,
     as_text: Mapping[str, bool],
     drop: bool,
-) -> bool:
-    """Return whether a foreign key is null in some rows, or is no whole number.
-
-    ``cut`` has the rows that become nodes, ``whole`` those of later times as well.
-    """
+) -> None:
+    """Check a foreign key; ``cut`` has the rows that become nodes, ``whole`` also later ones."""
     parent, view = database.tables[table].fkeys[column], quoted_name(table)
     pkey, where = str(database.tables[parent].pkey), f"table {table!r}: foreign key {column!r}"
     kind, wanted = database.columns[table][column], database.columns[parent][pkey]
-    null, key = _is_null(column, kind), _key_sql(column, kind, as_text=as_text[parent])
-    there = _key_sql(pkey, wanted, as_text=as_text[parent])
-    # the alias is no column of the table, in which "k" may be one
-    there = f"(SELECT {there} AS {_THERE} FROM {quoted_name(parent)}) ON {key} = {_THERE}"
+    given = f"{view} WHERE NOT {_is_null(column, kind)}"
     families = {family_of(kind), family_of(wanted)}
     if kind != wanted and not any(families <= {*group} for group in _COMPARABLE):
         # one that is null everywhere may be of any type
-        if one_row(cut, f"SELECT count(*) FROM {view} WHERE NOT {null}")[0]:
+        if one_row(cut, f"SELECT count(*) FROM {given}")[0]:
             raise ConfigError(
                 f"{where} is {kind}, and the primary key {pkey!r} of table {parent!r} is {wanted}: "
                 "convert one of them"
             )
-        return True
-    nulls, missing = one_row(
-        cut,
-        f"SELECT count(*) FILTER ({null}), count(*) FILTER (NOT {null} AND {_THERE} IS NULL) FROM "
-        f"{view} LEFT JOIN {there}",
-    )
-    in_none, lost = 0, f"{view} ANTI JOIN {there} WHERE NOT {null}"
+        return
+    key = key_sql(quoted_name(column), kind, as_text=as_text[parent])
+    there = key_sql(quoted_name(pkey), wanted, as_text=as_text[parent])
+    # the alias is no column of the table, in which "k" may be one
+    there = f"(SELECT {there} AS {_THERE} FROM {quoted_name(parent)}) ON {key} = {_THERE}"
+    lost = f"(FROM {given}) ANTI JOIN {there}"
+    missing = one_row(cut, f"SELECT count(*) FROM {lost}")[0]
+    in_none = missing and one_row(whole, f"SELECT count(*) FROM {lost}")[0]
+    if in_none and not drop:
+        raise ConfigError(
+            f"{where} has {in_none} row(s) with a key that is in no row of table {parent!r}, such "
+            f"as {_examples(whole, f'SELECT {quoted_name(column)} FROM {lost}')}: repair them, or "
+            'give dangling="drop", which leaves their edges out'
+        )
     if missing:
-        in_none = one_row(whole, f"SELECT count(*) FROM {lost}")[0]
-        if in_none and not drop:
-            raise ConfigError(
-                f"{where} has {in_none} row(s) with a key that is in no row of table {parent!r}, "
-                f"such as {_examples(whole, f'SELECT {quoted_name(column)} FROM {lost}')}: repair "
-                'them, or give dangling="drop", which leaves their edges out'
-            )
         which = "does not exist" if in_none else "is later, or has no time"
         _log.warning("%s: %d row(s) name a row of %r that %s", where, missing, parent, which)
-    # a number that is not whole was missed, too
-    return bool(nulls or missing)
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -213,10 +188,6 @@ def _check_foreign_key(
 class EncodedTable:
     """A table on disk, as `encode_table` notes it."""
 
-    path: str
-    rows: int
-    edges: dict[str, tuple[str, str]]
-    """By foreign key: the file with its edges, and the column there."""
     frame: FrameColumns
     stats: dict[str, dict[str, Any]]
     """See `Column.stats`."""
@@ -228,196 +199,155 @@ def encode_table(
     job: ResumableJob,
     database: Database,
     table: str,
-    facts: Mapping[str, KeyFacts],
+    as_text: Mapping[str, bool],
     kinds: Mapping[str, str | None],
     before: int | None,
     embed: Embed | None,
-    folder: Path,
+    path: Path,
 ) -> dict[str, Any]:
-    """Write a table to Parquet files; return the fields of `EncodedTable`.
+    """Write a table to a Parquet file; return the fields of `EncodedTable`.
+
+    The columns are ``id``, ``key-0`` and so on, ``time``, and the attributes of its frame.
 
     Args:
         job: The run.
         database: The database, with its cut.
         table: The table.
-        facts: Of all tables.
+        as_text: See `check_keys`.
         kinds: Kinds that the caller chose, by column.
         before: Rows of earlier seconds count in statistics; None: all rows.
         embed: Texts to ``[n, d]``; None: texts are left out.
-        folder: The directory of the files.
+        path: The file.
     """
     keys, types = database.tables[table], database.columns[table]
-    folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     select, counts = {"id": "row_number() OVER () - 1"}, "true"
-    if keys.pkey is not None:
-        select["id"] = _key_sql(keys.pkey, types[keys.pkey], as_text=facts[table].as_text)
-    names = {column: f"key-{i}" for i, column in enumerate(keys.fkeys)}
-    for column, parent in keys.fkeys.items():
-        as_text = facts[parent].as_text
-        select[names[column]] = _key_sql(column, types[column], as_text=as_text)
+    named_by = {"id": (keys.pkey, table)} if keys.pkey is not None else {}
+    named_by |= {f"key-{i}": one for i, one in enumerate(keys.fkeys.items())}
+    for name, (column, parent) in named_by.items():
+        select[name] = key_sql(quoted_name(column), types[column], as_text=as_text[parent])
     if keys.time_col is not None:
         seconds = seconds_sql(quoted_name(keys.time_col), types[keys.time_col])
         select["time"] = f"coalesce({seconds}, {_NO_TIME_OF_ROW})"
         counts = "true" if before is None else f"{seconds} < {before}"
     features = {c: kind for c, kind in types.items() if c != keys.pkey and c not in keys.fkeys}
+    # Read a few times, and removed: see `write_rows`.
+    plain: Any = {"use_dictionary": False, "write_statistics": False, "compression": "none"}
     with job.engine(ordered=True) as connection, named(f"table {table!r}"):
         database.connect(connection)
         found = Columns(connection, table, features, kinds, counts, embeds=embed is not None)
-        frame = _Frame(connection, table, found.all, embed, folder)
-        select |= frame.select
-        listed = ", ".join(f"{sql} AS {quoted_name(name)}" for name, sql in select.items())
-        reader = connection.sql(f"SELECT {listed} FROM {quoted_name(table)}")
-        batches = frame.batches(reader.to_arrow_reader(job.sizes.table_rows))
-        partial = [names[column] for column in facts[table].nulls]
-        with job.work_on(f"read {table}", 0) as progress:
-            rows = _write(batches, partial, folder, progress)
-    files = {name: f"{name if name in partial else 'rows'}.parquet" for name in names.values()}
-    edges = {column: (str(folder / files[name]), name) for column, name in names.items()}
-    stats = {column.name: stats_of(column) for column in found.all}
-    if not stats:
-        one = 1.0 if rows else None
-        stats = {_CONSTANT: {"MEAN": one, "STD": one and 0.0, "QUANTILES": [one] * 5}}
-    path = str(folder / "rows.parquet")
-    return asdict(EncodedTable(path, rows, edges, frame.groups, stats, found.left_out))
-
-
-def _write(
-    batches: Iterator[Any], partial: list[str], folder: Path, progress: Callable[[int], None]
-) -> int:
-    """Write all rows, and those of each partial key that have it; return their number."""
-    # Read a few times, and removed: see `write_rows`.
-    plain: Any = {"use_dictionary": False, "write_statistics": False, "compression": "none"}
-    rows, writers = 0, dict[str, Any]()
-    with ExitStack() as stack:
-        for batch in batches:
-            pieces = {"rows": batch}
-            for name in partial:
-                pieces[name] = batch.select(["id", name]).filter(batch.column(name).is_valid())
-            for name, piece in pieces.items():
-                if name not in writers:
-                    writer = pq.ParquetWriter(folder / f"{name}.parquet", piece.schema, **plain)
-                    writers[name] = stack.enter_context(writer)
-                writers[name].write_batch(piece)
-            rows += batch.num_rows
-            progress(batch.num_rows)
-    return rows
+        frame = _Frame(connection, table, found.all, embed, path)
+        listed = ", ".join(
+            f"{sql} AS {quoted_name(name)}" for name, sql in (select | frame.select).items()
+        )
+        query = connection.sql(f"SELECT {listed} FROM {found.view}")
+        reader = query.to_arrow_reader(job.sizes.table_rows)
+        none = frame.with_texts(pa.RecordBatch.from_pylist([], reader.schema))
+        with (
+            pq.ParquetWriter(path, none.schema, **plain) as writer,
+            job.work_on(f"read {table}", 0) as progress,
+        ):
+            for batch in reader:
+                writer.write_batch(frame.with_texts(batch))
+                progress(batch.num_rows)
+    stats = {column.name: column.stats for column in found.all}
+    return asdict(EncodedTable(tuple(frame.groups), stats, found.left_out))
 
 
 class _Frame:
-    """The features of a table: what the engine selects, under the names of `stored_rows`."""
+    """The features of a table: what the engine selects, by the names of attributes."""
 
     def __init__(
-        self, connection: Any, table: str, columns: list[Column], embed: Embed | None, folder: Path
+        self, connection: Any, table: str, columns: list[Column], embed: Embed | None, path: Path
     ) -> None:
-        self._connection, self._columns = connection, columns
-        self._vectors: dict[str, tuple[int, _Embeddings | None]] = {}
+        self._connection = connection
         self.select: dict[str, str] = {}
+        self.groups: list[FrameGroup] = []
         texts = sorted((c for c in columns if c.kind == "text_embedded"), key=lambda c: c.name)
-        embedded = {
-            c.name: _Embeddings(connection, table, c, embed, folder / f"text-{i}.bin")
+        self._texts = {
+            f"text-{i}": _Embeddings(connection, table, c, embed, path.with_name(f"text-{i}.bin"))
             for i, c in enumerate(texts)
             if embed is not None
         }
+        self.select |= {name: of.hash_sql for name, of in self._texts.items()}
         kinds = [str(c.kind) for c in columns if c.kind != "text_embedded"]
-        groups = []
         # texts are embeddings after the others, as PyTorch Frame merges them
         for kind in dict.fromkeys([*kinds, "embedding"] if texts else kinds):
             of_kind = sorted((c for c in columns if c.kind == kind), key=lambda c: c.name)
-            of_kind += texts if kind == "embedding" else []
             widths = [7 if kind == "timestamp" else c.width for c in of_kind]
             if kind in PADDED:
                 widths = [max(widths)] * len(widths)
-            groups.append(FrameGroup(kind, tuple(c.name for c in of_kind), tuple(widths)))
-            numbered = {f"{kind}-{i}": c for i, c in enumerate(of_kind)}
-            if kind in PADDED:
-                self._add_padded(kind, numbered, widths[0])
-                continue
-            for name, column in numbered.items():
-                self.select[name] = self._sql(name, column)
-                if kind == "embedding":
-                    self._vectors[name] = column.width, embedded.get(column.name)
-                if column.name in embedded:
-                    self.select[name] = embedded[column.name].hash_sql
-        if not columns:
-            groups, self.select["numerical-0"] = (
-                [FrameGroup("numerical", (_CONSTANT,), (1,))],
-                "1.0::FLOAT",
-            )
-        self.groups: FrameColumns = tuple(groups)
+            if of_kind:
+                self._select(kind, of_kind, widths)
+            if kind == "embedding":
+                of_kind, widths = of_kind + texts, widths + [c.width for c in texts]
+            self.groups.append(FrameGroup(kind, tuple(c.name for c in of_kind), tuple(widths)))
 
-    def _sql(self, name: str, column: Column) -> str:
+    def _select(self, kind: str, columns: list[Column], widths: list[int]) -> None:
+        """Select the columns of a kind as one array."""
+        name, cells = frame_attribute(kind), list(map(self._cell, columns))
+        if kind not in (*PADDED, "embedding"):
+            self.select[name] = f"array_value({', '.join(cells)})"
+            return
+        of, width = "INTEGER" if kind == "multicategorical" else "FLOAT", sum(widths)
+        if kind in PADDED:
+            lengths = ", ".join(f"len({cell})::INTEGER" for cell in cells)
+            self.select[lengths_attribute(kind)] = f"array_value({lengths})"
+            pad = "-1" if of == "INTEGER" else "'nan'::FLOAT"
+            cells = [f"list_resize({cell}, {widths[0]}, {pad})" for cell in cells]
+        self.select[name] = f"CAST(flatten([{', '.join(cells)}]) AS {of}[{width}])"
+
+    def _cell(self, column: Column) -> str:
+        """Return SQL of what is stored of a cell."""
+        value = column.sql
         if column.kind == "categorical":
-            return f"coalesce({self._code(name, column, column.category_sql)}, -1)"
+            return f"coalesce({self._code(column, column.category_sql)}, -1::INTEGER)"
         if column.kind == "timestamp":
-            return f"coalesce({column.sql}, {NO_TIME})"
+            return f"coalesce({value}, {NO_TIME})::BIGINT"
         if column.kind == "embedding":
-            return f"CAST({column.sql} AS FLOAT[])"
-        value = f"CAST({column.sql} AS FLOAT)"
-        if column.family != "bool" and column.type != "FLOAT":
-            # the engine refuses numbers that numpy makes infinite
-            wide = f"CAST({column.sql} AS DOUBLE)"
-            largest = f"abs({wide}) > {_LARGEST_FLOAT!r}::DOUBLE"
-            value = f"CASE WHEN {largest} THEN sign({wide}) * 'inf'::FLOAT ELSE {value} END"
-        return f"CAST(coalesce({value}, 'nan') AS FLOAT)"
+            return f"CAST({value} AS FLOAT[])"
+        if column.kind == "multicategorical":
+            codes = f"list_transform({column.parts_sql}, lambda x: {self._code(column, 'x')})"
+            return f"coalesce(list_filter({codes}, lambda x: x IS NOT NULL), [-1])"
+        if column.kind == "sequence_numerical":
+            numbers = f"list_transform({value}, lambda x: coalesce(CAST(x AS FLOAT), 'nan'))"
+            return f"coalesce(CAST({numbers} AS FLOAT[]), [])"
+        value = f"{value}::TINYINT" if column.family == "bool" else value
+        # the engine refuses numbers that numpy makes infinite
+        large = f"{value} * 'inf'::DOUBLE"
+        return f"CAST(coalesce(TRY_CAST({value} AS FLOAT), {large}, 'nan') AS FLOAT)"
 
-    def _code(self, name: str, column: Column, value: str) -> str:
+    def _code(self, column: Column, value: str) -> str:
         """Return SQL of the number of a category: its rank; null for others."""
-        values = next(iter(column.stats.values()))[0]
-        if not values:
+        if not column.categories:
             return "NULL::INTEGER"
         # An enum of the engine finds a text by a hash table, and rows stay in order, as in a join
         # they need not.
-        kind = quoted_name(f"categories {name}")
-        # Under the name of the type, and not for longer: a table may be called categories.
-        self._connection.register(kind[1:-1], pa.table({"v": pa.array(values, pa.string())}))
+        name, values = f"categories of {column.name}", pa.array(column.categories, pa.string())
+        kind = quoted_name(name)
+        # Under the name of the type, and not for longer: a table may be called so.
+        self._connection.register(name, pa.table({"v": values}))
         self._connection.execute(
             f"DROP TYPE IF EXISTS {kind}; CREATE TYPE {kind} AS ENUM (SELECT v FROM {kind})"
         )
-        self._connection.unregister(kind[1:-1])
+        self._connection.unregister(name)
         return f"CAST(enum_code(TRY_CAST({value} AS {kind})) AS INTEGER)"
 
-    def _add_padded(self, kind: str, numbered: Mapping[str, Column], width: int) -> None:
-        cells = []
-        for name, column in numbered.items():
-            if kind == "multicategorical":
-                codes = (
-                    f"list_transform({column.parts_sql}, lambda x: {self._code(name, column, 'x')})"
-                )
-                cell, pad = f"coalesce(list_filter({codes}, lambda x: x IS NOT NULL), [-1])", "-1"
-            else:
-                numbers = (
-                    f"list_transform({column.sql}, lambda x: coalesce(CAST(x AS FLOAT), 'nan'))"
-                )
-                cell, pad = f"coalesce(CAST({numbers} AS FLOAT[]), [])", "'nan'::FLOAT"
-            self.select[f"{name}-length"] = f"CAST(len({cell}) AS INTEGER)"
-            cells.append(f"list_resize({cell}, {width}, {pad})")
-        self.select[kind] = f"flatten([{', '.join(cells)}])"
-
-    def batches(self, reader: Any) -> Iterator[Any]:
-        """Yield the batches of the engine, with all embeddings as one list; at least one batch."""
-        schema, is_empty = reader.schema, True
-        for batch in reader:
-            is_empty = False
-            yield self._with_vectors(batch)
-        if is_empty:
-            arrays = [pa.array([], kind.type) for kind in schema]
-            yield self._with_vectors(pa.RecordBatch.from_arrays(arrays, schema=schema))
-
-    def _with_vectors(self, batch: Any) -> Any:
-        if not self._vectors:
+    def with_texts(self, batch: Any) -> Any:
+        """Return a batch with the embeddings of texts behind other ones, in place of hashes."""
+        if not self._texts:
             return batch
-        blocks: list[Array] = []
-        for name, (width, texts) in self._vectors.items():
-            values = batch.column(name)
-            if texts is not None:
-                blocks.append(texts.rows_of(values))
-                continue
-            flat: Array = values.flatten().to_numpy(zero_copy_only=False)
-            blocks.append(flat.reshape(len(values), width))
+        name, blocks = frame_attribute("embedding"), list[Array]()
+        if name in batch.schema.names:
+            own = batch.column(name)
+            blocks.append(own.flatten().to_numpy().reshape(len(own), own.type.list_size))
+        blocks += [texts.rows_of(batch.column(of)) for of, texts in self._texts.items()]
         joined: Any = np.concatenate(blocks, axis=1)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(joined.reshape(-1)), joined.shape[1])
-        rest = batch.drop_columns(list(self._vectors))
-        return pa.RecordBatch.from_arrays([*rest.columns, lists], [*rest.schema.names, "embedding"])
+        rest = [n for n in batch.schema.names if n not in (name, *self._texts)]
+        return pa.RecordBatch.from_arrays(
+            [*(batch.column(n) for n in rest), lists], names=[*rest, name]
+        )
 
 
 class _Embeddings:
@@ -429,30 +359,16 @@ class _Embeddings:
     def __init__(
         self, connection: Any, table: str, column: Column, embed: Embed, path: Path
     ) -> None:
-        name, where = quoted_name(column.name), f"column {column.name!r} of table {table!r}"
-        text = f"CAST({name} AS VARCHAR)"
-        self.hash_sql = f"CASE WHEN {name} IS NOT NULL THEN hash({text}) END"
+        text, where = column.sql, f"column {column.name!r} of table {table!r}"
+        self.hash_sql = f"CASE WHEN {text} IS NOT NULL THEN hash({text}) END"
         query = (
-            f"SELECT {text} AS t, hash({text}) AS h FROM {quoted_name(table)} WHERE {name} IS NOT "
+            f"SELECT {text} AS t, hash({text}) AS h FROM {quoted_name(table)} WHERE {text} IS NOT "
             "NULL GROUP BY ALL ORDER BY h, t"
         )
         hashes, width = [np.empty(0, np.uint64)], 0
         with path.open("wb") as file:
             for batch in connection.sql(query).to_arrow_reader(_TEXTS):
-                texts = batch.column("t").to_pylist()
-                given = embed(texts)
-                try:
-                    vectors = np.ascontiguousarray(np.asarray(given), np.float32)
-                except (TypeError, ValueError, RuntimeError) as error:
-                    raise ConfigError(
-                        f"embed= must return an array [{len(texts)}, d] for {len(texts)} texts of "
-                        f"{where}, got {type(given).__name__}: {error}"
-                    ) from error
-                if vectors.ndim != 2 or vectors.shape != (len(texts), width or vectors.shape[1]):
-                    raise ConfigError(
-                        f"embed= must return an array [{len(texts)}, d] for {len(texts)} texts of "
-                        f"{where}, with the same d each time, got {vectors.shape}"
-                    )
+                vectors = _embedded(embed, batch.column("t").to_pylist(), width, where)
                 width = vectors.shape[1]
                 file.write(vectors.data)
                 hashes.append(batch.column("h").to_numpy())
@@ -473,3 +389,20 @@ class _Embeddings:
         asked = hashes.drop_null().to_numpy()
         found[valid] = self._vectors[np.searchsorted(self._hashes, asked)]
         return found
+
+
+def _embedded(embed: Embed, texts: list[str], width: int, where: str) -> Array:
+    given = embed(texts)
+    try:
+        with np.errstate(over="ignore"):  # refused below
+            vectors = np.ascontiguousarray(np.asarray(given), np.float32)
+        if vectors.shape != (len(texts), width or vectors.shape[-1]):
+            raise ValueError(f"got {vectors.shape}")
+        if not np.isfinite(vectors).all():  # no column of embeddings can say that one is missing
+            raise ValueError("got NaN, or an infinite number")
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise ConfigError(
+            f"embed= must return an array [{len(texts)}, d] for {len(texts)} texts of {where}, of "
+            f"finite numbers and with the same d each time: {error}"
+        ) from error
+    return vectors

@@ -10,18 +10,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from gigl_loader.dataset.partition.frames import MOST_VALUES, PADDED, stamp_parts
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.databases.source import family_of, one_row, seconds_sql
 from gigl_loader.partitioning.tables.engine_sql import quoted, quoted_name
-from gigl_loader.partitioning.tables.frame_rows import PADDED, stamp_parts
 
+CONSTANT = "__const__"
+"""The feature of a table that has none, as in RelBench: the number 1."""
 _RAREST = 4
 """A column is of categories if the rarest has more rows than this, as in PyTorch Frame."""
 _SURELY_RARE = 0.3
 """Distinct values per row above which some value has fewer than 5 rows, with room for the error of
 the estimate: exact from 0.2 on."""
-_LONGEST = 256
-"""Values in a cell of a column of lists or several categories."""
 _MOST_SECONDS = 970 * 10**9
 """The year 32,708, and -28,769 before 1970; years are kept in 16 bits."""
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -62,6 +62,8 @@ class Column:
     """Between the categories in a text."""
     stats: dict[str, Any] = field(default_factory=dict)
     """By the name of PyTorch Frame's ``StatType``."""
+    categories: list[str] = field(default_factory=list)
+    """As texts, in the order of their numbers."""
 
     @property
     def family(self) -> str | None:
@@ -78,6 +80,7 @@ class Column:
             "span": f"epoch({name})",
             "decimal": f"CAST({name} AS DOUBLE)",
             "float": f"CASE WHEN NOT isnan({name}) THEN {name} END",
+            **dict.fromkeys(("text", "enum"), f"CAST({name} AS VARCHAR)"),
         }
         return forms.get(self.family or "", name)
 
@@ -124,27 +127,29 @@ class Columns:
         *,
         embeds: bool,
     ) -> None:
-        self._connection, self._table, self._view = connection, table, quoted_name(table)
+        self._connection, self._table = connection, table
+        self.view = f"(SELECT *, 1.0::FLOAT AS {CONSTANT} FROM {quoted_name(table)})"
+        """SQL of the rows."""
         self.left_out: dict[str, list[str]] = {}
         """Names of columns that are no feature, by the reason."""
         self.all: list[Column] = []
-        every = [Column(name, kind) for name, kind in types.items()]
-        for column in every:
-            column.kind = kinds.get(column.name)
+        for name, type_of in types.items():
+            column, reason = Column(name, type_of, kinds.get(name)), "as chosen"
             if column.kind is not None and column.family not in _ALLOWED.get(column.kind, ()):
                 self._refuse(column, f"cannot be {column.kind!r} (kinds: {', '.join(_ALLOWED)})")
-        for column, facts in zip(every, self._facts(every), strict=True):
-            reason = "as chosen"
-            if column.name not in kinds:
+            facts = self._facts(column)
+            if name not in kinds:
                 column.kind, reason = self._kind(column, facts), "no value, or of no kind"
             if column.kind == "text_embedded" and not embeds:
                 column.kind, reason = None, "text, and embed= is not given"
             if column.kind is None:
-                self.left_out.setdefault(reason, []).append(column.name)
+                self.left_out.setdefault(reason, []).append(name)
                 continue
             self._check(column, facts)
-            self._add_statistics(column, f"(SELECT * FROM {self._view} WHERE {before})")
             self.all.append(column)
+        self.all = self.all or [Column(CONSTANT, "FLOAT", "numerical")]
+        for column in self.all:
+            self._add_statistics(column, f"(SELECT * FROM {self.view} WHERE {before})")
 
     def _one(self, query: str) -> Any:
         return one_row(self._connection, query)
@@ -155,44 +160,19 @@ class Columns:
             f"with kinds={{{self._table!r}: {{{column.name!r}: ...}}}}, or None to leave it out"
         )
 
-    def _facts(self, columns: list[Column]) -> list[dict[str, Any]]:
-        """Return what one pass over the table says of each column."""
-        select, names = ["count(*)"], list[list[str]]()
-        for column in columns:
-            value, family = column.sql, column.family or ""
-            of_column = {"count": f"count({value})"}
-            if family == "float":
-                of_column["whole"] = f"bool_and({value} = trunc({value}) AND isfinite({value}))"
-            name = quoted_name(column.name)
-            if family == "time":  # cheaper than the latest of the seconds
-                for end, of_end in (("first", "min"), ("last", "max")):
-                    found_end = f"{of_end}({name}) FILTER (isfinite({name}))"
-                    of_column[end] = seconds_sql(found_end, column.type)
-            elif family == "text":  # if all are times, so are these two
-                ends = (seconds_sql(f"{end}({name})", column.type) for end in ("min", "max"))
-                of_column["may_be_times"] = " + ".join(ends)
-            elif column.kind == "timestamp":
-                of_column |= {"first": f"min({name})", "last": f"max({name})"}
-            if family in _LISTS:
-                wrong = "x IS NULL" + (" OR NOT isfinite(x)" if family == "float[]" else "")
-                wrong = f"list_bool_or(list_transform({value}, lambda x: {wrong}))"
-                of_column |= {"most": f"max(len({value}))", "least": f"min(len({value}))"}
-                of_column["wrong"] = f"coalesce(bool_or({wrong}), false)"
-            names.append(list(of_column))
-            select += of_column.values()
-        rows, *found = self._one(f"SELECT {', '.join(select)} FROM {self._view}")
-        values = iter(found)
-        facts: list[dict[str, Any]] = [
-            {name: next(values) for name in several} | {"rows": rows} for several in names
-        ]
-        for column, fact in zip(columns, facts, strict=True):
-            if column.family == "text":
-                seconds = seconds_sql(quoted_name(column.name), column.type)
-                query = f"SELECT count({seconds}), max({seconds}) FROM {self._view}"
-                known = column.kind == "timestamp" or fact["may_be_times"] is not None
-                count, latest = self._one(query) if known else (0, None)
-                fact.update(times=count, last=latest)
-        return facts
+    def _facts(self, column: Column) -> dict[str, Any]:
+        """Return what one pass over a column says of it."""
+        value, family = column.sql, column.family or ""
+        forms = {"rows": "count(*)", "count": f"count({value})"}
+        if family == "float":
+            forms["whole"] = f"bool_and({value} = trunc({value}) AND isfinite({value}))"
+        if family in _LISTS:
+            wrong = "x IS NULL" + (" OR NOT isfinite(x)" if family == "float[]" else "")
+            wrong = f"list_bool_or(list_transform({value}, lambda x: {wrong}))"
+            forms["wrong"] = f"coalesce(bool_or({wrong}), false)"
+            forms |= {"most": f"max(len({value}))", "least": f"min(len({value}))"}
+        found = self._one(f"SELECT {', '.join(forms.values())} FROM {self.view}")
+        return dict(zip(forms, found, strict=True))
 
     def _kind(self, column: Column, facts: dict[str, Any]) -> str | None:
         """Return the kind by the rules: see the page "Databases"."""
@@ -202,19 +182,28 @@ class Columns:
         if family in _OWN_KINDS:
             return _OWN_KINDS[family]
         if family == "float[]":
-            same = facts["most"] == facts["least"] and count == facts["rows"]
-            return "embedding" if same and not facts["wrong"] else "sequence_numerical"
+            return "embedding" if _are_vectors(facts) else "sequence_numerical"
         if family == "float" and (count == facts["rows"] or not facts["whole"]):
             return "numerical"
-        if family == "text" and facts["times"] == count:
+        if family == "text" and self._are_times(column):
             return "timestamp"
-        if self._rarest(column.sql, self._view) > _RAREST:
+        if self._rarest(column.sql, self.view) > _RAREST:
             return "categorical"
         if family != "text":
             return "numerical"
         column.separator = max("|,", key=lambda separator: self._rarest_part(column, separator))
         several = self._rarest_part(column, column.separator) > _RAREST
         return "multicategorical" if several else "text_embedded"
+
+    def _are_times(self, column: Column) -> bool:
+        """Return whether all texts are times."""
+        name = quoted_name(column.name)
+        # if all are, so are the first and the last, which take less
+        ends = (seconds_sql(f"{end}({name})", column.type) for end in ("min", "max"))
+        if self._one(f"SELECT {' + '.join(ends)} FROM {self.view}")[0] is None:
+            return False
+        seconds = seconds_sql(name, column.type)
+        return bool(self._one(f"SELECT count({name}) = count({seconds}) FROM {self.view}")[0])
 
     def _rarest(self, value: str, rows: str) -> int:
         """Return the rows of the rarest value, or 0 if they are surely too few."""
@@ -228,26 +217,31 @@ class Columns:
 
     def _rarest_part(self, column: Column, separator: str) -> int:
         split = Column(column.name, column.type, separator=separator).parts_sql
-        return self._rarest("p", f"(SELECT unnest({split}) AS p FROM {self._view})")
+        return self._rarest("p", f"(SELECT unnest({split}) AS p FROM {self.view})")
 
     def _check(self, column: Column, facts: dict[str, Any]) -> None:
         """Check the values of a column for its kind; find the longest cell."""
         if column.kind == "timestamp":
-            if column.family == "text" and facts["times"] < facts["count"]:
+            of = f"count({column.sql}), min({column.sql}), max({column.sql})"
+            query = f"SELECT count({quoted_name(column.name)}), {of} FROM {self.view}"
+            texts, times, first, last = self._one(query)
+            if column.family == "text" and times < texts:
                 self._refuse(column, "has texts that are no times such as 2020-01-31 12:00:00")
-            if max(facts["last"] or 0, -(facts.get("first") or 0)) > _MOST_SECONDS:
+            if max(last or 0, -(first or 0)) > _MOST_SECONDS:
                 self._refuse(column, "has times after the year 32,707, or before -28,768")
         if column.kind == "embedding":
-            if facts["count"] < facts["rows"] or facts["wrong"] or facts["most"] != facts["least"]:
+            if not _are_vectors(facts):
                 self._refuse(column, "must have lists of one length without a missing value")
-            column.width = facts["most"] or 0
+            column.width = facts["most"]
         if column.kind == "multicategorical" and column.family == "text" and not column.separator:
             column.separator = max("|,", key=lambda separator: self._rarest_part(column, separator))
         if column.kind in PADDED:
             cell = column.sql if column.kind == "sequence_numerical" else column.parts_sql
-            column.width = max(1, self._one(f"SELECT max(len({cell})) FROM {self._view}")[0] or 0)
-            if column.width > _LONGEST:
-                self._refuse(column, f"has a cell of {column.width} values, more than {_LONGEST}")
+            column.width = max(1, self._one(f"SELECT max(len({cell})) FROM {self.view}")[0] or 0)
+            if column.width > MOST_VALUES:
+                self._refuse(
+                    column, f"has a cell of {column.width} values, more than {MOST_VALUES}"
+                )
 
     # --- statistics -------------------------------------------------------------------------------
 
@@ -267,56 +261,44 @@ class Columns:
 
     def _numbers(self, value: str, rows: str) -> dict[str, Any]:
         finite = f"(SELECT {value} AS v FROM {rows} WHERE isfinite({value}))"
-        select, quantiles = "count(*), avg(v), stddev_pop(v)", [None] * len(_QUANTILES)
-        few = self._one(f"SELECT count(*) FROM {self._view}")[0] <= _MANY_VALUES
-        in_memory = f"quantile_cont(v, {list(_QUANTILES)})" if few else "NULL"
-        count, mean, std, found = self._one(f"SELECT {select}, {in_memory} FROM {finite}")
-        if count and not few:
-            places = [(int(q * (count - 1)), q * (count - 1) % 1) for q in _QUANTILES]
-            ends = {i + more for i, _ in places for more in (0, 1)}
+        count, mean, std = self._one(f"SELECT count(*), avg(v), stddev_pop(v) FROM {finite}")
+        if count <= _MANY_VALUES:
+            found = self._one(f"SELECT quantile_cont(v, {list(_QUANTILES)}) FROM {finite}")[0]
+        else:  # each is between the two next to its place
+            places = [q * (count - 1) for q in _QUANTILES]
+            parts = ", ".join(f"sum(v * greatest(0, 1 - abs(i - {at!r})))" for at in places)
             numbered = f"SELECT v, row_number() OVER (ORDER BY v) - 1 AS i FROM {finite}"
-            query = f"SELECT i, v FROM ({numbered}) WHERE i IN ({', '.join(map(str, ends))})"
-            at = dict(self._connection.execute(query).fetchall())
-            found = [at[i] + (at.get(i + 1, at[i]) - at[i]) * part for i, part in places]
-        return {"MEAN": mean, "STD": std, "QUANTILES": found or quantiles}
+            found = list(self._one(f"SELECT {parts} FROM ({numbered})"))
+        return {"MEAN": mean, "STD": std, "QUANTILES": found or [None] * len(_QUANTILES)}
 
     def _categories(self, column: Column, rows: str) -> dict[str, Any]:
         """Count categories: descending, ties by first appearance."""
-        value = column.category_sql
-        if column.kind == "multicategorical":
-            value = column.parts_sql
+        is_one = column.kind == "categorical"
+        value = column.category_sql if is_one else column.parts_sql
         # without the other columns, which may have the name of the number
-        source = f"(SELECT {value} AS v, row_number() OVER () AS i FROM {rows})"
-        if column.kind == "multicategorical":
-            source = f"(SELECT unnest(v) AS v, i FROM {source})"
-        counts = f"SELECT v, count(*) AS c, min(i) AS f FROM {source} GROUP BY v"
-        query = f"SELECT v, c FROM ({counts}) WHERE v IS NOT NULL ORDER BY c DESC, f, v"
+        source = f"(SELECT {value} AS v, {column.sql} AS x, row_number() OVER () AS i FROM {rows})"
+        if not is_one:
+            source = f"(SELECT unnest(v) AS v, NULL AS x, i FROM {source})"
+        counts = f"SELECT v, any_value(x) AS x, count(*) AS c, min(i) AS f FROM {source} GROUP BY v"
+        query = f"SELECT v, c, x FROM ({counts}) WHERE v IS NOT NULL ORDER BY c DESC, f, v"
         found = self._connection.execute(query).fetchall()
-        name = "COUNT" if column.kind == "categorical" else "MULTI_COUNT"
-        return {name: [[value for value, _ in found], [count for _, count in found]]}
+        column.categories = [value for value, *_ in found]
+        values = [own for *_, own in found] if is_one else column.categories
+        return {"COUNT" if is_one else "MULTI_COUNT": [values, [count for _, count, _ in found]]}
 
     def _times(self, column: Column, rows: str) -> dict[str, Any]:
-        # Of the stored values where their order is that of the times: seconds cost more. The
-        # median is element n // 2 of the sorted: the engine's, from the other end.
-        name, are_times = quoted_name(column.name), column.family == "time"
-        values = f"SELECT {name} AS v FROM {rows} WHERE isfinite({name})"
-        if not are_times:
-            values = f"SELECT {column.sql} AS v FROM {rows}"
+        # the median is element n // 2 of the sorted: the engine's, from the other end
         median = "percentile_disc(0.5) WITHIN GROUP (ORDER BY v DESC)"
-        ends = f"SELECT max(v) AS a, min(v) AS b, {median} AS c FROM ({values})"
-        seconds = [seconds_sql(x, column.type) if are_times else x for x in "abc"]
+        values = f"(SELECT {column.sql} AS v FROM {rows})"
+        found = self._one(f"SELECT max(v), min(v), {median} FROM {values}")
         newest, oldest, middle = (
-            [-1] * 7 if v is None else stamp_parts(np.array([v]))[0].tolist()
-            for v in self._one(f"SELECT {', '.join(seconds)} FROM ({ends})")
+            [-1] * 7 if v is None else stamp_parts(np.array([v]))[0].tolist() for v in found
         )
         times = {"NEWEST_TIME": newest, "OLDEST_TIME": oldest, "MEDIAN_TIME": middle}
         return {"YEAR_RANGE": [oldest[0], newest[0]], **times}
 
 
-def stats_of(column: Column) -> dict[str, Any]:
-    """Return the statistics of a column, with categories as values of its own type."""
-    if "COUNT" not in column.stats:
-        return column.stats
-    makes: dict[str | None, Any] = {"int": int, "float": float, "bool": lambda text: text == "true"}
-    values, counts = column.stats["COUNT"]
-    return {"COUNT": [list(map(makes.get(column.family, str), values)), counts]}
+def _are_vectors(facts: Mapping[str, Any]) -> bool:
+    """Return whether all lists have one length, and nothing is missing."""
+    same = facts["most"] == facts["least"] and facts["count"] == facts["rows"]
+    return bool(facts["most"] and same and not facts["wrong"])

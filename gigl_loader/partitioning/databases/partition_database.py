@@ -1,7 +1,6 @@
 """`partition_database`: a database to partitions that `DistDataset.load` opens."""
 
 import fcntl
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +21,6 @@ from gigl_loader.partitioning.partition_tables import (
 from gigl_loader.partitioning.tables.spec import Method, Report
 from gigl_loader.runtime.keyword_names import with_known_names
 from gigl_loader.runtime.object_storage.folder_cache import Cache
-
-_log = logging.getLogger(__name__)
 
 Time = str | int | date | None
 """A time, or ``"all"``: see `partition_database`."""
@@ -106,7 +103,7 @@ def partition_database(
     }
     if embed is not None and not callable(embed):
         raise WrongTypeError(f"embed must be a function of a list of texts, got {embed!r}")
-    chosen = _checked_kinds(kinds)
+    chosen = _kinds_by_name(kinds)
     request = {
         "source": database_tables.digest_of_source(source),
         "keys": keys,
@@ -130,15 +127,15 @@ def partition_database(
         database = databases.open_database(source, keys)
         database_tables.check_kinds(database, chosen)
         known = {"upto": database.test_timestamp, "stats_upto": database.val_timestamp}
-        given = {n: known[n] if t is None else None if t == "all" else t for n, t in times.items()}
+        ends = {n: known[n] if t is None else None if t == "all" else t for n, t in times.items()}
+        cut, drop = database.upto(ends["upto"]), dangling == "drop"
         job = ResumableJob(
             folder, request, memory=limit, threads=threads or os.cpu_count() or 1, progress=progress
         )
         try:
-            cut = database.upto(given["upto"])
-            drop = dangling == "drop"
-            given_tables = (job, cut, chosen, given["stats_upto"], embed, digest)
-            graph = database_tables.tables_of(*given_tables, drop=drop)
+            graph = database_tables.tables_of(
+                job, cut, chosen, ends["stats_upto"], embed, digest, drop=drop
+            )
             # files of a folder are read several times, and the digest is older than all of that
             is_folder = database.source is not None and os.path.isdir(database.source)
             if is_folder and database_tables.digest_of_source(source) != request["source"]:
@@ -171,42 +168,35 @@ def partition_database(
     return root or place.path, report
 
 
-def _told_of(embed: Callable[..., Any]) -> list[Any]:
-    """Return what is known of a function without a call: two lambdas have one name."""
-    name = f"{getattr(embed, '__module__', '')}.{getattr(embed, '__qualname__', type(embed))}"
-    held = [cell.cell_contents for cell in getattr(embed, "__closure__", None) or ()]
-    plain = [repr(one) for one in held if isinstance(one, str | int | float | bool | None)]
-    return [name, plain, _told_of_code(getattr(embed, "__code__", None))]
-
-
-def _told_of_code(code: Any) -> Any:
-    if isinstance(code, frozenset):  # its order differs between runs
-        return sorted(map(repr, code))
-    if not isinstance(code, CodeType):
-        return repr(code)
-    return [code.co_code.hex(), code.co_names, [_told_of_code(one) for one in code.co_consts]]
+def _told_of(part: Any) -> Any:
+    """Return what is known of a function without a call, down to its constants and values held."""
+    code = getattr(part, "__code__", part)
+    if isinstance(code, CodeType):
+        held = [cell.cell_contents for cell in getattr(part, "__closure__", None) or ()]
+        parts = [_told_of(one) for one in (*code.co_consts, *held)]
+        names = getattr(part, "__module__", ""), code.co_qualname, *code.co_names
+        return [names, code.co_code.hex(), parts]
+    if isinstance(part, frozenset):  # its order differs between runs
+        return sorted(map(repr, part))
+    is_plain = isinstance(part, str | bytes | int | float | tuple | None)
+    return repr(part) if is_plain else str(type(part))  # others have the address in their text
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Be the only process of this machine that writes; the lock ends with the process."""
-    lock = folder.with_name(f"{folder.name}.lock")
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.info("waiting for the process that reads the same database (%s)", lock)
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with folder.with_name(f"{folder.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _checked_kinds(kinds: Any) -> dict[str, dict[str, str | None]]:
-    if not isinstance(kinds, Mapping | None):
-        raise WrongTypeError(f"kinds must be a dict by table, got {type(kinds).__name__}")
-    for table, of_table in (kinds or {}).items():
-        if not isinstance(of_table, Mapping):
-            raise ConfigError(f"kinds of table {table!r} must be a dict by column: {of_table!r}")
-    return {
-        table: {c: None if k is None else str(getattr(k, "value", k)) for c, k in of_table.items()}
-        for table, of_table in (kinds or {}).items()
-    }
+def _kinds_by_name(kinds: Any) -> dict[str, dict[str, str | None]]:
+    try:
+        return {
+            table: {c: k if k is None else str(getattr(k, "value", k)) for c, k in columns.items()}
+            for table, columns in (kinds or {}).items()
+        }
+    except AttributeError as error:
+        raise WrongTypeError(
+            f"kinds must be a dict by table, of dicts by column, got {kinds!r}"
+        ) from error

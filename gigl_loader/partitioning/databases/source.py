@@ -4,8 +4,8 @@ A `Database` is a folder in RelBench's layout, a DuckDB or SQLite file, or a dic
 ``i`` of a view is row ``i`` of the table, in every connection.
 """
 
+import json
 import os
-import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,33 +15,34 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gigl_loader.dataset.schema import FilePath
 from gigl_loader.errors import ConfigError, WrongTypeError, first_line
 from gigl_loader.partitioning.tables.engine_sql import quoted, quoted_name, rows_of, to_read
+from gigl_loader.partitioning.tables.spec import check_name
+from gigl_loader.runtime.decoding import analysed
+from gigl_loader.runtime.yaml_files import read_yaml
 
 Source = FilePath | Mapping[str, Any]
 Keys = Mapping[str, Mapping[str, Any]] | None
 MANIFEST = "manifest.yaml"
 _ATTACHED = "gigl_loader_source"
 _SQLITE_ROWS = 65_536
-_TIME = re.compile(
-    r"\d{4}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?([+-]\d\d:?\d\d|Z)?)?)?)?"
-)
+NUMBERS = ("int", "float", "decimal")
+"""Families of types that may be keys, or seconds."""
 
 
-@dataclass(frozen=True)
-class TableKeys:
+class TableKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of one table."""
 
     pkey: str | None = None
     """Column of the primary key; None: rows have no other name than their number."""
     time_col: str | None = None
     """Column of the time at which a row came to be."""
-    fkeys: dict[str, str] = field(default_factory=dict)
+    fkeys: dict[str, str] = msgspec.field(default_factory=dict)
     """Table that a column refers to, by column."""
 
 
@@ -143,7 +144,7 @@ def _seconds(number: str, units: int) -> str:
 def seconds_sql(name: str, kind: str) -> str:
     """Return SQL for a value, itself SQL, as whole seconds since 1970; null for no time."""
     family = family_of(kind)
-    if family in ("int", "float", "decimal"):
+    if family in NUMBERS:
         return name if kind == "BIGINT" else f"TRY_CAST(floor({name}) AS BIGINT)"
     if kind == "TIMESTAMP_NS":
         return _seconds(f"epoch_ns({name})", 10**9)
@@ -151,30 +152,27 @@ def seconds_sql(name: str, kind: str) -> str:
     return f"CASE WHEN isfinite({stamp}) THEN {_seconds(f'epoch_us({stamp})', 10**6)} END"
 
 
-def upto_sql(column: str, kind: str, cut: int) -> str:
-    """Return SQL that is true for rows up to a second, inclusive."""
+def upto_sql(column: str, kind: str, cut: int | str) -> str:
+    """Return SQL that is true for rows up to a second, inclusive; ``cut`` may be SQL as well."""
     # not by seconds, which are rounded down: half a second later is later
     name, family = quoted_name(column), family_of(kind)
-    if family in ("int", "float", "decimal"):
+    if family in NUMBERS:
         return f"{name} <= {cut}"
     zone = "TIMESTAMPTZ" if "ZONE" in kind else "TIMESTAMP"
     name = f"TRY_CAST({name} AS TIMESTAMP)" if family == "text" else name
-    return f"{name} <= CAST(make_timestamp({cut * 10**6}) AS {zone})"
+    return f"{name} <= CAST(make_timestamp(({cut})::BIGINT * 1000000) AS {zone})"
 
 
 def seconds_of(value: Any, what: str) -> int:
     """Return a time (a date, a text of ISO 8601, in UTC) as whole seconds since 1970."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    try:
-        if isinstance(value, str) and not _TIME.fullmatch(value):
-            raise ValueError  # numpy takes "20200131" as a year
-        stamp = np.datetime64(value).astype("M8[s]")
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{what} must be a time such as 2020-01-31, got {value!r}") from error
-    if np.isnat(stamp):
+    with closing(Database({}, {}).connect()) as connection:
+        seconds = seconds_sql(quoted(value), "TIMESTAMP WITH TIME ZONE")
+        found = one_row(connection, f"SELECT {seconds}")[0]
+    if found is None:
         raise ConfigError(f"{what} must be a time such as 2020-01-31, got {value!r}")
-    return int(stamp.astype(np.int64))
+    return int(found)
 
 
 # --- opening --------------------------------------------------------------------------------------
@@ -194,9 +192,10 @@ def open_database(source: Source, keys: Keys = None) -> Database:
     Raises:
         ConfigError: A table, a column or a key cannot work; the message names it.
     """
-    given = _checked_keys(keys, "keys")
+    given = _read_keys(keys, "keys")
     if isinstance(source, Mapping):
-        return _checked(Database({t: TableKeys() for t in source}, _rows_in_memory(source)), given)
+        rows = {table: _rows_of(table, value) for table, value in source.items()}
+        return _checked(Database({table: TableKeys() for table in rows}, rows), given)
     if not isinstance(source, str | os.PathLike):
         raise WrongTypeError(
             f"a database is a folder, a file or a dict of tables, got {type(source).__name__}"
@@ -220,64 +219,37 @@ def open_database(source: Source, keys: Keys = None) -> Database:
     return _checked(opened, given)
 
 
-def _checked_keys(keys: Any, where: str) -> dict[str, dict[str, Any]]:
+def _read_keys(given: Any, where: str) -> dict[str, TableKeys]:
     """Return keys by table, of which only the form is checked."""
-    if not isinstance(keys, Mapping | None):
-        raise WrongTypeError(f"{where} must be a dict by table, got {type(keys).__name__}")
-    for table, entry in (keys or {}).items():
-        at = f"{where} of table {table!r}"
-        if not isinstance(entry, Mapping) or set(entry) - set(TableKeys.__dataclass_fields__):
-            raise ConfigError(f"{at} must be a dict with some of pkey, time_col, fkeys: {entry!r}")
-        fkeys = entry.get("fkeys") or {}
-        if not isinstance(fkeys, Mapping):
-            raise WrongTypeError(f"{at}: fkeys must be a dict from columns to tables: {fkeys!r}")
-        for name in (entry.get("pkey"), entry.get("time_col"), *fkeys, *fkeys.values()):
-            if not isinstance(name, str | None):
-                raise ConfigError(
-                    f"{at}: {name!r} is not the name of one column or table; a key of several "
-                    "columns cannot be used: give the table one column that names a row"
-                )
-    return {table: dict(entry) for table, entry in (keys or {}).items()}
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return what a manifest says: a mapping.
-
-    Raises:
-        ConfigError: It cannot be read.
-    """
-    try:
-        import yaml
-
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except ImportError as error:
-        raise ConfigError(f'{path} needs pyyaml: pip install "gigl_loader[tables]"') from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {first_line(error)}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must be a mapping, got {type(content).__name__}")
-    return content
+    if not isinstance(given, Mapping | None):
+        raise WrongTypeError(f"{where} must be a dict by table, got {type(given).__name__}")
+    keys = {}
+    for table, entry in (given or {}).items():
+        try:
+            keys[table] = msgspec.convert(entry, analysed(TableKeys))
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{where} of table {table!r}: {error}; pkey and time_col are the name of a column, "
+                "fkeys has tables by column: a key of several columns cannot be used, give the "
+                "table one column that names a row"
+            ) from error
+    return keys
 
 
 def _open_folder(folder: Path) -> Database:
     path = folder / MANIFEST
     content = read_yaml(path)
-    if not isinstance(content.get("tables"), dict):
+    if not isinstance(content, dict) or not isinstance(content.get("tables"), dict):
         raise ConfigError(f"{path} must have the key tables, a mapping from names to keys")
-    rows = {}
-    declared = _checked_keys(content["tables"], f"{path}: keys")
-    for table in declared:
-        _check_name(table, "table")  # before it is part of a path
-        rows[table] = _rows_of_file(table, folder / "db" / f"{table}.parquet")
+    tables = _read_keys(content["tables"], f"{path}: keys")
+    for table in tables:
+        check_name(table, "table")  # before it is part of a path
+    rows = {table: _rows_of_file(table, folder / "db" / f"{table}.parquet") for table in tables}
     val, test = (
         None if content.get(name) is None else seconds_of(content[name], f"{path}: {name}")
         for name in ("val_timestamp", "test_timestamp")
     )
-    tables = dict.fromkeys(rows, TableKeys())
-    database = Database(tables, rows, str(folder), {}, val, test)
-    return _checked(database, declared)
+    return _checked(Database(tables, rows, str(folder), {}, val, test), {})
 
 
 def _rows_of_file(table: str, path: Path) -> str:
@@ -297,8 +269,7 @@ def _rows_of_file(table: str, path: Path) -> str:
 
 def _open_duckdb(path: Path) -> Database:
     try:
-        connection = duckdb.connect(config={"autoinstall_known_extensions": False})
-        connection.execute(f"ATTACH {quoted(path)} AS {_ATTACHED} (READ_ONLY)")
+        connection = Database({}, {}, attached=str(path)).connect()
     except duckdb.Error as error:
         raise ConfigError(
             f"{path} cannot be opened: {first_line(error)}; if another process writes to it, close "
@@ -314,12 +285,12 @@ def _open_duckdb(path: Path) -> Database:
             f"referenced_column_names FROM duckdb_constraints() {of_file}"
         ).fetchall()
     _check_alike([name for _, name in found], "tables")
-    tables = {
-        name: f"{_ATTACHED}.{quoted_name(schema)}.{quoted_name(name)}" for schema, name in found
+    rows = {
+        name: f"SELECT * FROM {_ATTACHED}.{quoted_name(schema)}.{quoted_name(name)}"
+        for schema, name in found
     }
     primary = {table: columns for kind, table, columns, *_ in constraints if kind == "PRIMARY KEY"}
     foreign = [key for kind, *key in constraints if kind == "FOREIGN KEY"]
-    rows = {name: f"SELECT * FROM {table}" for name, table in tables.items()}
     return Database(_declared(rows, primary, foreign), rows, str(path), attached=str(path))
 
 
@@ -341,14 +312,14 @@ def _declared(
                 f"table {table!r} refers to {parent!r} by {', '.join(columns)}: a key of several "
                 "columns cannot be used; give both tables one column for it"
             )
-        name = pkeys.setdefault(parent, named_by[0]) if named_by else ""
-        if named_by and name.casefold() != named_by[0].casefold():
+        there = named_by[0] or pkeys.get(parent, "")  # SQLite: None is the primary key
+        if pkeys.setdefault(parent, there).casefold() != there.casefold():
             raise ConfigError(
-                f"table {table!r} refers to {parent!r} by its column {named_by[0]!r}, and rows "
-                f"there are named by {pkeys[parent]!r}: refer to that one"
+                f"table {table!r} refers to {parent!r} by its column {there!r}, and rows there are "
+                f"named by {pkeys[parent]!r}: refer to that one"
             )
         fkeys[table][columns[0]] = parent
-    return {table: TableKeys(pkeys.get(table), None, fkeys[table]) for table in tables}
+    return {table: TableKeys(pkeys.get(table) or None, None, fkeys[table]) for table in tables}
 
 
 # --- SQLite and tables in memory ------------------------------------------------------------------
@@ -356,75 +327,63 @@ def _declared(
 
 def _open_sqlite(path: Path) -> Database:
     """Read a SQLite file into memory, as the engine's extension for it is a download."""
+    tables = "FROM (SELECT rowid AS i, name AS t FROM sqlite_master WHERE type = 'table' AND "
+    tables += "substr(name, 1, 7) <> 'sqlite_')"
     primary, foreign, rows = {}, list[Any](), {}
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
-            listed = file.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, 7) <> "
-                "'sqlite_' ORDER BY rowid"
-            )
-            for (table,) in listed.fetchall():
+            for (table,) in file.execute(f"SELECT t {tables} ORDER BY i").fetchall():
                 info = file.execute(f"PRAGMA table_info({quoted_name(table)})").fetchall()
-                primary[table] = [c[1] for c in sorted(info, key=lambda c: c[5]) if c[5]]
-                keys: dict[int, Any] = {}
-                found = file.execute(f"PRAGMA foreign_key_list({quoted_name(table)})").fetchall()
-                for ident, _, parent, column, to, *_ in found:
-                    one = keys.setdefault(ident, (table, [], parent, []))
-                    one[1].append(column)
-                    one[3].extend([to] if to else [])
-                foreign += [keys[ident] for ident in sorted(keys, reverse=True)]  # as declared
+                primary[table] = [column for _, column, *_, number in info if number]
                 rows[table] = _read_sqlite(file, table, {c[1]: c[2].upper() for c in info})
+            found = file.execute(
+                'SELECT t, json_group_array("from"), "table", json_group_array("to") '
+                f"{tables}, pragma_foreign_key_list(t) GROUP BY i, id ORDER BY i, id DESC"
+            )
+            foreign = [(t, json.loads(by), to, json.loads(named)) for t, by, to, named in found]
     except sqlite3.Error as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     return Database(_declared(rows, primary, foreign), rows, str(path))
 
 
 def _read_sqlite(file: Any, table: str, columns: dict[str, str]) -> Any:
-    # By the declared type, as SQLite finds the affinity; dates are text there.
-    names = {"BOOL": pa.bool_(), "INT": pa.int64(), "BLOB": pa.binary()}
+    # By the declared type, as SQLite finds the affinity; dates are text there, booleans 0 and 1.
+    names = {"BOOL": pa.int8(), "INT": pa.int64(), "BLOB": pa.binary()}
     names |= dict.fromkeys(("REAL", "FLOA", "DOUB", "NUM", "DEC"), pa.float64())
-    types = [
-        next((kind for part, kind in names.items() if part in said), pa.string())
-        for said in columns.values()
-    ]
-    batches, schema = [], pa.schema(list(zip(columns, types, strict=True)))
+    types = {
+        column: next((kind for part, kind in names.items() if part in said), pa.string())
+        for column, said in columns.items()
+    }
+    batches, schema = [], pa.schema(types)
     cursor = file.execute(f"SELECT * FROM {quoted_name(table)}")
     while several := cursor.fetchmany(_SQLITE_ROWS):
         arrays = []
-        for name, kind, values in zip(columns, types, zip(*several, strict=True), strict=True):
-            is_bool = kind == pa.bool_()
+        for (name, kind), values in zip(types.items(), zip(*several, strict=True), strict=True):
             try:
-                arrays.append(
-                    pa.array([bool(v) if is_bool and v in (0, 1) else v for v in values], kind)
-                )
+                arrays.append(pa.array(values, kind))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise ConfigError(
                     f"table {table!r}: column {name!r} is declared {columns[name]!r} and has other "
                     f"values: {first_line(error)}"
                 ) from error
         batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-    return pa.Table.from_batches(batches, schema)
+    flags = {name: pa.bool_() if kind == pa.int8() else kind for name, kind in types.items()}
+    return pa.Table.from_batches(batches, schema).cast(pa.schema(flags))
 
 
-def _rows_in_memory(source: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        table: _rows_of_file(table, Path(value).absolute())
-        if isinstance(value, str | os.PathLike)
-        else as_arrow(table, value)
-        for table, value in source.items()
-    }
+def _rows_of(table: str, value: Any) -> Any:
+    is_path = isinstance(value, str | os.PathLike)
+    return _rows_of_file(table, Path(value).absolute()) if is_path else as_arrow(table, value)
 
 
 def as_arrow(table: str, value: Any) -> Any:
     """Return a table in memory as Arrow's, without an index of pandas."""
+    is_pandas = hasattr(value, "iloc")
+    if is_pandas:  # its own stream names no column in its errors
+        _check_columns(table, list(value.columns))
     try:
-        if hasattr(value, "iloc"):  # of pandas, whose own stream names no column in its errors
-            _check_columns(table, list(value.columns))
-            return pa.Table.from_pandas(value, preserve_index=False)
-        arrow = pa.table(value)
+        arrow = pa.Table.from_pandas(value, preserve_index=False) if is_pandas else pa.table(value)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(
             f"table {table!r} must be an Arrow table, a DataFrame with one type in each column, or "
             f"the path of a Parquet or CSV file: {'; '.join(map(str, error.args))}"
@@ -434,11 +393,6 @@ def as_arrow(table: str, value: Any) -> Any:
 
 
 # --- names ----------------------------------------------------------------------------------------
-
-
-def _check_name(name: Any, what: str) -> None:
-    if not isinstance(name, str) or not name or name in (".", "..") or set("/\0'") & set(name):
-        raise ConfigError(f"{what} {name!r} cannot be part of the name of a file: rename it")
 
 
 def _check_alike(names: list[str], what: str) -> None:
@@ -456,18 +410,17 @@ def _check_columns(table: str, names: list[Any]) -> None:
     _check_alike(names, f"table {table!r}: columns")
 
 
-def _checked(database: Database, given: Mapping[str, Mapping[str, Any]]) -> Database:
+def _checked(database: Database, given: Mapping[str, TableKeys]) -> Database:
     """Return a database with the keys that it lacks, all of them checked."""
     tables = database.tables
     for table in tables:
-        _check_name(table, "table")
+        check_name(table, "table")
     _check_alike(list(tables), "tables")
     if unknown := set(given) - set(tables):
         raise ConfigError(f"keys name tables {sorted(unknown)}, and there are {sorted(tables)}")
-    for table, entry in given.items():
-        more = {k: v for k, v in entry.items() if v is not None}
-        more["fkeys"] = tables[table].fkeys | dict(more.get("fkeys") or {})
-        tables[table] = replace(tables[table], **more)
+    for table, keys in given.items():
+        old, fkeys = tables[table], tables[table].fkeys | keys.fkeys
+        tables[table] = TableKeys(keys.pkey or old.pkey, keys.time_col or old.time_col, fkeys)
     with closing(database.connect()) as connection:
         for table in tables:
             with named(f"table {table!r}"):
@@ -483,24 +436,19 @@ def _checked(database: Database, given: Mapping[str, Mapping[str, Any]]) -> Data
 
 
 def _check_keys(database: Database, table: str) -> None:
-    keys, columns = database.tables[table], database.columns[table]
+    keys, columns, where = database.tables[table], database.columns[table], f"table {table!r}"
     for column in (keys.pkey, keys.time_col, *keys.fkeys):
         if column is not None and column not in columns:
-            raise ConfigError(
-                f"table {table!r} has no column {column!r}, which is one of its keys; it has "
-                f"{', '.join(columns)}"
-            )
+            there = ", ".join(columns)
+            raise ConfigError(f"{where} has no column {column!r}, one of its keys; it has {there}")
     for column, parent in keys.fkeys.items():
-        _check_name(column, f"foreign key of table {table!r}")
+        check_name(column, f"foreign key of {where}")
         if parent not in database.tables or database.tables[parent].pkey is None:
             lacks = "has no primary key" if parent in database.tables else "does not exist"
-            raise ConfigError(
-                f"table {table!r}: {column!r} refers to table {parent!r}, which {lacks}; there are "
-                f"{sorted(database.tables)}"
-            )
+            raise ConfigError(f"{where}: {column!r} refers to table {parent!r}, which {lacks}")
     kind = columns.get(keys.time_col or "", "TIMESTAMP")
-    if family_of(kind) not in ("time", "int", "float", "decimal", "text"):
+    if family_of(kind) not in ("time", "text", *NUMBERS):
         raise ConfigError(
-            f"table {table!r}: the time column {keys.time_col!r} is {kind}; times are timestamps, "
-            "dates, or seconds since 1970"
+            f"{where}: the time column {keys.time_col!r} is {kind}; times are timestamps, dates, "
+            "or seconds since 1970"
         )

@@ -7,6 +7,7 @@ metadata, which name the columns and files of each type. Both are protocol buffe
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable
 from gigl_loader.runtime.files_of_others import inside
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.runtime.object_storage.file_systems import file_system_of
+from gigl_loader.runtime.yaml_files import read_yaml
 
 _log = logging.getLogger(__name__)
 _EXACT = 2**24
@@ -136,18 +138,8 @@ class Message:
     @classmethod
     def read(cls, uri: str) -> "Message":
         """Return the content of a YAML file."""
-        try:
-            import yaml  # an optional package
-
-            files, path = file_system_of(uri)
-            with files.open(path) as file:
-                return cls(yaml.safe_load(file), uri)
-        except ImportError as error:
-            raise ConfigError('YAML needs pyyaml: run pip install "gigl_loader[tables]"') from error
-        except OSError as error:
-            raise ConfigError(f"{uri} cannot be read: {error.strerror or error}") from error
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{uri} is not valid YAML: {error}") from error
+        files, path = file_system_of(uri)
+        return cls(read_yaml(uri, partial(files.open, path)), uri)
 
     def get(self, name: str) -> Any:
         """Return the value of a field; None: it is not given."""

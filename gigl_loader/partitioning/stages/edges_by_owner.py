@@ -228,8 +228,11 @@ def map_edges(
     stage: str,
     *,
     drop_dangling: bool,
+    skip_nulls: bool = False,
 ) -> EdgesByPartition:
     """Write the edges of a table by partition, with numbers instead of ids.
+
+    With ``skip_nulls``, a row without one of the ends is no edge; else it is an error.
 
     Raises:
         ConfigError: An end of an edge is no node, and such edges are not dropped.
@@ -241,6 +244,9 @@ def map_edges(
     for i, file in enumerate(table.files):
         target, name = folder / str(i), f"{stage}/{key}/{i}"
         source = rows_of(to_read(file.path), numbered=True)
+        if skip_nulls:
+            names = (quoted_name(ends.row), quoted_name(ends.neighbor))
+            source = f"(FROM {source} WHERE {' AND '.join(f'{n} IS NOT NULL' for n in names)})"
         select = extras.select(file.first_row)
         joins[name] = partial(_map, job, table, ends, extras, target, source, select)
         files[name] = file
@@ -249,7 +255,7 @@ def map_edges(
         for name, counts in job.steps(joins):
             # Also for steps of an earlier run: that one was killed before it could raise the error.
             # Nulls are refused even if dangling edges are dropped.
-            if counts[_DANGLING]:
+            if counts[_DANGLING] and not skip_nulls:
                 _refuse_dangling(job, table, files[name], ends, counts[_DANGLING], drop_dangling)
             mapped.add(counts)
             progress(files[name].num_rows)

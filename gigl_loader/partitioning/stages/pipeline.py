@@ -53,7 +53,6 @@ from gigl_loader.partitioning.stages.owners import (
     place_by_metis,
     write_owners_without_edges,
 )
-from gigl_loader.partitioning.tables.frame_rows import FrameNodes
 from gigl_loader.partitioning.tables.row_sources import (
     Sources,
     newest_sources,
@@ -61,6 +60,7 @@ from gigl_loader.partitioning.tables.row_sources import (
     versions_of,
 )
 from gigl_loader.partitioning.tables.spec import (
+    FrameNodes,
     Report,
     TableGraph,
     columns_used,
@@ -367,6 +367,7 @@ class Run:
             edge_type,
             stage,
             drop_dangling=self._drop,
+            skip_nulls=bool(self._graph.database),
         )
 
     def _sort(

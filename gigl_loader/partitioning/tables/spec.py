@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 from gigl_loader.dataset.format.mapped import Part, rows_at
+from gigl_loader.dataset.partition.frames import FrameColumns
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -99,6 +100,14 @@ class NodeTable:
     time: str | None = None
     attributes: Columns = None
     partition: str | None = None
+
+
+@dataclass(frozen=True)
+class FrameNodes(NodeTable):
+    """Nodes of one type with rows of mixed types: a column of lists for each attribute of these."""
+
+    _: KW_ONLY
+    frame: FrameColumns = ()
 
 
 @with_known_fields
@@ -193,7 +202,7 @@ def read_graph(nodes: Nodes, edges: Edges) -> TableGraph:
     graph = TableGraph(heterogeneous, {}, {})
     for node_type, table in by_node.items():
         _check_kind(table, NodeTable, nodes_of(node_type))
-        _check_name(node_type)
+        check_name(node_type)
         _check_rows(table, nodes_of(node_type))
         _check_dtype(table, nodes_of(node_type))
         graph.nodes[node_type] = table
@@ -212,7 +221,7 @@ def _add_edges(graph: TableGraph, edge_type: EdgeType, table: EdgeTable) -> None
         raise WrongTypeError(
             f"an edge type is (source type, relation, destination type), got {edge_type!r}"
         )
-    _check_name(edge_type_str(edge_type))
+    check_name(edge_type_str(edge_type))
     _check_rows(table, edges_of(edge_type))
     _check_dtype(table, edges_of(edge_type))
     for node_type in (edge_type[0], edge_type[2]):
@@ -289,10 +298,10 @@ def _check_dtype(table: NodeTable | EdgeTable, where: str) -> None:
         raise ConfigError(f"{where}: feature_dtype is given, and no features")
 
 
-def _check_name(name: Any) -> None:
-    # Types are parts of paths, and quoted in SQL.
+def check_name(name: Any, what: str = "type") -> None:
+    """Check a name that becomes part of paths, and is quoted in SQL."""
     if not isinstance(name, str) or not name or name in (".", "..") or set("/\0'") & set(name):
-        raise ConfigError(f"type {name!r} cannot be the name of a file: rename it")
+        raise ConfigError(f"{what} {name!r} cannot be the name of a file: rename it")
 
 
 def columns_of(given: Columns) -> list[str]:

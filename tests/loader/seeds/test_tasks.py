@@ -225,6 +225,7 @@ def _stored_part(rank: int, servers: int, *, folder: Path) -> DistDataset:
 def _of_a_client(info: Any, rank: int, folder: Path, known: list[Any]) -> None:
     remote = RemoteDistDataset(info, rank)
     part = _opened(folder, num_partitions=2)
+    assert str(remote.col_stats) == str(part.col_stats)
     split = part.task("user-spends").split("train")
     found = _batches(remote, split, shard="none", num_workers=1)
     assert [rows for _, rows in found] == [rows for _, rows in known]
@@ -504,6 +505,43 @@ def test_keys_of_labels_that_name_no_row(folder: Path, text_keys: Path, tmp_path
     database = open_database(text_keys, {"visits": {"time_col": "seen"}})
     with pytest.raises(ConfigError, match="keys of 'users' are text"):
         replace(BY_HAND, database=database).split("train")
+
+
+def _shipped(task: Task, folder: Path, **columns: Any) -> Split:
+    pq.write_table(pa.table({"timestamp": [5, 6], **columns}), folder / "train.parquet")
+    return replace(task, folder=folder).split("train")
+
+
+def test_a_class_with_a_fraction_is_refused(folder: Path, tmp_path: Path) -> None:
+    kind = "multiclass_classification"
+    task = replace(Task.from_folder(folder, "user-spends"), task_type=kind)
+    keys = {"customer_id": [7, 3]}
+    with pytest.raises(ConfigError, match="'spends' is null in 1 rows, or has no whole number"):
+        _shipped(task, tmp_path, **keys, spends=[1.7, 2.0])
+    target = _shipped(task, tmp_path, **keys, spends=[1.0, 2.0]).target
+    assert target is not None
+    assert (target.dtype, target.tolist()) == (torch.int64, [1, 2])
+
+
+def test_keys_as_floats_that_may_be_others_are_refused(folder: Path, tmp_path: Path) -> None:
+    task = Task.from_folder(folder, "user-spends")
+    with pytest.raises(ConfigError, match=r"customer_id.* is null in 1 rows, or has no"):
+        _shipped(task, tmp_path, customer_id=[7.0, float(2**53)], spends=[1, 2])
+
+
+def test_an_empty_split_is_told_with_its_times(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = replace(Task.from_folder(folder, "user-spends"), timedelta="4 days")
+    none = "SELECT timestamp, 1 AS customer_id, 1 AS spends FROM timestamps WHERE false"
+    assert len(replace(task, sql=none).split("val")) == 0
+    (line,) = caplog.messages
+    assert line.startswith("task 'user-spends', split 'val' has no rows (seeds at 2020-05-30T00:")
+    column = replace(Task.from_folder(folder, "transaction-price"), test_timestamp="2099-01-01")
+    assert len(column.split("test")) == 0
+    assert caplog.messages[1].startswith(
+        "task 'transaction-price', split 'test' has no rows (where"
+    )
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -197,6 +197,8 @@ def test_each_text_is_embedded_once(tmp_path: Path) -> None:
         lambda t: np.zeros((1, 2)),
         lambda t: [[0.0] * (i + 1) for i in range(len(t))],
         lambda t: torch.zeros(len(t), 2, requires_grad=True),
+        lambda t: np.full((len(t), 2), np.nan),
+        lambda t: np.full((len(t), 2), 1e300),
     ],
 )
 def test_a_wrong_embedder_is_refused(wrong: Any, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import logging
 import threading
 import time
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ def test_the_shell_writes_the_same_bytes(
     (tmp_path / "keys.yaml").write_text(
         yaml.safe_dump({"kinds": {"orders": {"count": "numerical"}}})
     )
-    given = ["--database", str(source), "--root", str(tmp_path / "a"), "--num-partitions", "2"]
+    given = ["--database", str(source), "--out", str(tmp_path / "a"), "--num-partitions", "2"]
     given += ["--keys", str(tmp_path / "keys.yaml"), "--upto", "2020-03-05", "--quiet"]
     assert command.main(given) == 0
     assert "run " in capsys.readouterr().out
@@ -137,9 +136,8 @@ def test_the_shell_writes_the_same_bytes(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--order", "degree"], "--database does not take --order"),
+        (["--order", "degree"], "--database takes no options of tables: leave out --order"),
         (["--keys", "none.yaml"], "none.yaml cannot be read"),
-        (["--embed", "no_module:x"], "give MODULE:FUNCTION"),
         (["--upto", "soon"], "upto must be a time"),
     ],
 )
@@ -275,9 +273,7 @@ def test_a_cut_is_in_utc_on_any_machine(tmp_path: Path, monkeypatch: pytest.Monk
         time.tzset()
 
 
-@pytest.mark.parametrize(
-    "text", ["20200131", "1577836800", "now", "2020-01-31 10:00:00.0000000001"]
-)
+@pytest.mark.parametrize("text", ["20200131", "1577836800", "now", "infinity", "2020"])
 def test_texts_that_numpy_takes_for_other_times(text: str) -> None:
     with pytest.raises(ConfigError, match="upto must be a time such as 2020-01-31"):
         partition_database({}, upto=text)
@@ -321,9 +317,6 @@ def test_what_is_known_of_the_database_is_beside_the_partitions(tmp_path: Path) 
     names = ("version", "source", "val_timestamp", "test_timestamp", "upto")
     assert [known[n] for n in names] == [1, str(source), START + 60 * DAY, TEST, TEST]
     assert known["tables"]["orders"] == {"pkey": None, **KEYS["orders"]}
-    picture = ET.parse(root / "schema.svg").getroot()
-    texts = {element.text for element in picture.iter() if element.text}
-    assert {"customers", "articles", "orders", "customer", "article"} <= texts
     copy = DistDataset.load(root, 0)
     copy.verify()
     assert copy.col_stats["orders"]["channel"][StatType.COUNT][0]

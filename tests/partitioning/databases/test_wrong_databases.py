@@ -126,7 +126,7 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[Any, Any]], str]] = {
     "a timestamp that is none": (_folder(_nothing, val_timestamp="soon"), "val_timestamp.*'soon'"),
     "a table name that leaves the folder": (
         _folder(_nothing, tables={"../x": {"pkey": None}}),
-        "'../x' cannot be part of the name of a file",
+        "'../x' cannot be the name of a file",
     ),
     "an unknown entry of a table": (
         _folder(_nothing, tables={"orders": {"primary_key": "id"}}),
@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[Callable[[Path], tuple[Any, Any]], str]] = {
     # names
     "a table with a slash": (
         lambda _: ({"a/b": pa.table({"id": [0]}), **two_tables({"to": [0]})}, TWO),
-        "'a/b' cannot be part",
+        "'a/b' cannot be the name",
     ),
     "two tables of one name": (
         lambda _: ({"Parent": pa.table({"id": [0]}), **two_tables({"to": [0]})}, TWO),
@@ -287,13 +287,13 @@ def test_a_locked_file_is_refused(tmp_path: Path) -> None:
         ({"dangling": "ignore"}, 'dangling must be "error" or "drop"'),
         ({"upto": "soon"}, "upto must be a time"),
         ({"stats_upto": [1]}, "stats_upto must be a time"),
-        ({"kinds": {"shops": {}}}, "kinds name table 'shops'"),
-        ({"kinds": {"child": {"none": None}}}, "name .'none'., which are no columns"),
-        ({"kinds": {"child": {"to": "numerical"}}}, "name .'to'., which are no columns, or keys"),
+        ({"kinds": {"shops": {"x": None}}}, "name ..'shops', 'x'.., which are no columns"),
+        ({"kinds": {"child": {"none": None}}}, "name ..'child', 'none'.., which are no columns"),
+        ({"kinds": {"child": {"to": None}}}, "name ..'child', 'to'.., which are no columns, or"),
         ({"kinds": {"child": {"x": "colour"}}}, "cannot be 'colour' .kinds: numerical"),
         ({"kinds": {"child": {"x": "embedding"}}}, "'x' .BIGINT. cannot be 'embedding'"),
-        ({"kinds": {"child": 5}}, "must be a dict by column"),
-        ({"kinds": ["child"]}, "kinds must be a dict by table, got list"),
+        ({"kinds": {"child": 5}}, "kinds must be a dict by table, of dicts by column, got .*5"),
+        ({"kinds": ["child"]}, "kinds must be a dict by table, of dicts by column, got .'child'."),
         ({"embed": "glove"}, "embed must be a function of a list of texts, got 'glove'"),
         ({"num_partitions": 0}, "num_partitions"),
         ({"memory": "1MB"}, "memory must be at least"),

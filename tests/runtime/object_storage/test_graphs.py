@@ -24,6 +24,7 @@ from gigl_loader.runtime.object_storage.checked_files import note_as_checked
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder
 from gigl_loader.testing import batch_digest, wait_until
 from tests.runtime.object_storage.object_server import Fault, failing, flip
+from tests.support import frames
 
 MANIFEST = "gigl_loader.json"
 
@@ -78,6 +79,17 @@ def test_batches_are_those_of_a_local_graph(storage, tmp_path) -> None:
     mapped = DistDataset.load(storage.url, 0, mmap=True, edges="all")
     assert _batches(pickle.loads(pickle.dumps(mapped))) == expected
     assert _batches(build_storage_dataset(storage.url)) == expected
+
+
+def test_rows_of_mixed_types_come_from_storage(storage) -> None:
+    graph = frames.shop()
+    partition_graph(graph, 1, storage.url, progress=False)
+    for mmap in (False, True):
+        dataset = DistDataset.load(storage.url, 0, mmap=mmap)
+        seeds = ("user", torch.arange(23))
+        with DistNeighborLoader(dataset, [3, 2], seeds, batch_size=8, num_workers=0) as loader:
+            for batch in loader:
+                frames.check_rows(batch, graph)
 
 
 def _is_comparing() -> bool:
