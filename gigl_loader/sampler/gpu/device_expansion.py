@@ -347,6 +347,11 @@ class DeviceExpansion:
         rows = sum(counts[kind].get(name, 0) * size for (kind, name), size in row_bytes.items())
         return bounds.device_bytes + rows
 
+    def captured_bytes(self, layout: Layout) -> int:
+        """Return the most bytes that a graph of such a batch takes; it has no rows."""
+        num_roots = dict(zip(self.node_types, layout.num_roots, strict=True))
+        return self.device_bytes(num_roots, {}) + self.scratch_bytes
+
     @property
     def scratch_bytes(self) -> int:
         """Most bytes of a device that a draw takes besides its result, one draw at a time."""
