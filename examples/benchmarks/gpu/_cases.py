@@ -49,12 +49,12 @@ def _rows(count: int, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return drawn.repeat(-(-count // len(drawn)), 1)[:count]
 
 
-def _plain(case: Case) -> Data:
+def plain_graph(case: Case) -> Data:
     edges = _power_law(case.nodes * case.degree, case.nodes, case.nodes, 1)
     return Data(x=_rows(case.nodes, case.dim), edge_index=edges, num_nodes=case.nodes)
 
 
-def _typed(case: Case) -> HeteroData:
+def typed_graph(case: Case) -> HeteroData:
     """Return a graph with the types and proportions of IGBH."""
     sizes = _counts(case)
     data = HeteroData()
@@ -73,7 +73,7 @@ def _typed(case: Case) -> HeteroData:
     return data
 
 
-def _seeds(case: Case) -> Tensor:
+def seeds_of(case: Case) -> Tensor:
     count = (case.warmup + case.windows * case.batches) * case.batch_size
     if count > case.nodes:
         raise SystemExit(f"{count} seeds are more than {case.nodes} nodes: raise --nodes")
@@ -225,7 +225,7 @@ def loading(case: Case) -> dict[str, Any]:
         moved.append(batch.x.shape[0] * batch.x.shape[1] * 4)
         return batch.x[-1].sum() + batch.edge_index[0, -1]
 
-    with contextlib.closing(_Open(_loader(case, _plain(case), _seeds(case)))) as opened:
+    with contextlib.closing(_Open(_loader(case, plain_graph(case), seeds_of(case)))) as opened:
         measured = _timed(case, opened.loader, step)
     # all batches are much alike: bytes of one, times the batches of a second
     mean = sum(moved[case.warmup :]) / len(moved[case.warmup :])
@@ -291,7 +291,7 @@ class RelationalGAT(torch.nn.Module):
 
 def training(case: Case) -> dict[str, Any]:
     """Train R-GAT, loading included."""
-    data, seeds = _typed(case), _seeds(case)
+    data, seeds = typed_graph(case), seeds_of(case)
     places = measured_places(case, data, seeds)
     reason = _why_left_out(case, places.totals)
     if reason is not None:

@@ -6,6 +6,8 @@ from typing import Any
 
 MARK = "RESULT "
 """Before the result of a case, in what its process prints."""
+FOUND = "FOUND "
+"""Before each finding of a programme, in what its process prints."""
 LEFT_OUT = "left out"
 """In place of a result: why a case was not started. The reason begins with the same words."""
 OWN = (
