@@ -20,7 +20,13 @@ OWN = (
 """Our loaders."""
 PEERS = ("PyG's NeighborLoader", "R-GAT, PyG's NeighborLoader")
 """Loaders of other libraries: those that can run where the GPU is."""
-TRAINING = ("R-GAT, workers", "R-GAT, on the device", "R-GAT, on the device, one shape")
+TRAINING = (
+    "R-GAT, workers",
+    "R-GAT, on the device",
+    "R-GAT, on the device, one shape",
+    "R-GAT, on the device, lean layers",
+    "R-GAT, on the device, one shape, lean layers, the whole step as one graph",
+)
 """Our loaders, with a model."""
 MLPERF_FANOUT = (15, 10, 5)
 """Neighbours per hop in MLPerf's R-GAT, from the seeds on."""
