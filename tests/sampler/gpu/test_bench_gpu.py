@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parents[3] / "examples" / "benchmarks" / "gpu"
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module("bench")
-    for name in ("bench", "_cases", "_findings", "_hops", "_sizes"):
+    for name in ("bench", "_cases", "_findings", "_hops", "_lean", "_sizes"):
         sys.modules.pop(name, None)
 
 
@@ -48,6 +48,11 @@ def _names(bench: ModuleType) -> list[str]:
 def test_the_page_in_the_tree_is_of_this_benchmark_and_says_what_it_is(bench: ModuleType) -> None:
     text = (FOLDER / "README.md").read_text()
     assert all(f"| {name} |" in text or f"{name} ([page]" in text for name in _names(bench))
+    assert all(
+        f"**{name}** (`{path}`): done." in text for name, (path, _) in bench.PROGRAMMES.items()
+    )
+    assert re.search(r"`make gpu`, \d{4}-\d\d-\d\d, .*, torch \S+, Python \S+\. Written", text)
+    assert "Measured on this machine: all figures below, but for shares, which are computed" in text
     rehearsed = "the CPU (" in text
     assert (bench.REHEARSAL in text) == rehearsed
     assert ("Tests: not run: a rehearsal" in text) == rehearsed
