@@ -18,6 +18,7 @@
 #   make docs              the site, into docs/_build/html
 #   make bench             the benchmarks in examples/benchmarks
 #   make gpu               GPU tests and benchmarks, with the torch that is there (ARGS=--rehearse: small, on the CPU)
+#   make pack-gpu          the packages that a GPU machine without a network lacks, into .gpu_pack
 #   make chaos             real jobs under drawn faults, each epoch against an undisturbed one
 #   make compare-faults    what loaders do when a worker is killed...: ours, PyG, graphlearn-torch
 #   make simulate          the coordination of 16 to 4,096 ranks, and 200 schedules of faults
@@ -49,7 +50,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test test-all lint coverage image release-check docs bench gpu chaos compare-faults simulate test-tls test-modern test-native test-oldest clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test test-all lint coverage image release-check docs bench gpu pack-gpu chaos compare-faults simulate test-tls test-modern test-native test-oldest clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -125,6 +126,9 @@ bench:
 
 gpu:
 	@.ci/with-torch "$(PYTHON)" examples/benchmarks/gpu/bench.py $(ARGS)
+
+pack-gpu:
+	@$(TESTED) python .ci/pack_gpu.py pack $(ARGS)
 
 chaos:
 	@$(TESTED) python examples/benchmarks/faults/chaos.py $(ARGS)

@@ -148,7 +148,7 @@ FACES = {
         # from a message to a batch, and its way to the device
         "collate": "Batch TRIPLET_ATTRIBUTES add_edge_labels add_labels batch_types by_anchor "
         "frames_of_batches to_data to_hetero_data transform_outputs with_widened_features",
-        "device.copy_stream": "full_device",
+        "device.copy_stream": "capture_stream full_device",
         "device.device_memory": "DeviceMemory LentTensors",
         "device.prefetch": "CopyAhead CopyEngine DevicePrefetcher NOT_READY NotReady",
         "edge_ids": "answer_for_edge_ids",

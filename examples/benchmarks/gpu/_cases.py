@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from _hops import HopPlaces
+from _lean import LeanGATConv, WholeStep
 from _sizes import LEFT_OUT, MARK, Case
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -49,12 +50,12 @@ def _rows(count: int, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return drawn.repeat(-(-count // len(drawn)), 1)[:count]
 
 
-def _plain(case: Case) -> Data:
+def plain_graph(case: Case) -> Data:
     edges = _power_law(case.nodes * case.degree, case.nodes, case.nodes, 1)
     return Data(x=_rows(case.nodes, case.dim), edge_index=edges, num_nodes=case.nodes)
 
 
-def _typed(case: Case) -> HeteroData:
+def typed_graph(case: Case) -> HeteroData:
     """Return a graph with the types and proportions of IGBH."""
     sizes = _counts(case)
     data = HeteroData()
@@ -73,7 +74,7 @@ def _typed(case: Case) -> HeteroData:
     return data
 
 
-def _seeds(case: Case) -> Tensor:
+def seeds_of(case: Case) -> Tensor:
     count = (case.warmup + case.windows * case.batches) * case.batch_size
     if count > case.nodes:
         raise SystemExit(f"{count} seeds are more than {case.nodes} nodes: raise --nodes")
@@ -225,7 +226,7 @@ def loading(case: Case) -> dict[str, Any]:
         moved.append(batch.x.shape[0] * batch.x.shape[1] * 4)
         return batch.x[-1].sum() + batch.edge_index[0, -1]
 
-    with contextlib.closing(_Open(_loader(case, _plain(case), _seeds(case)))) as opened:
+    with contextlib.closing(_Open(_loader(case, plain_graph(case), seeds_of(case)))) as opened:
         measured = _timed(case, opened.loader, step)
     # all batches are much alike: bytes of one, times the batches of a second
     mean = sum(moved[case.warmup :]) / len(moved[case.warmup :])
@@ -261,11 +262,12 @@ class RelationalGAT(torch.nn.Module):
         super().__init__()
         from torch_geometric.nn import GATConv, HeteroConv
 
+        layer = LeanGATConv if "lean layers" in case.name else GATConv
         self.layers = torch.nn.ModuleList()
         width = case.dim
         for _ in case.fanout:
             convs = {
-                relation: GATConv((width, width), case.hidden // 4, heads=4, add_self_loops=False)
+                relation: layer((width, width), case.hidden // 4, heads=4, add_self_loops=False)
                 for relation in RELATIONS
             }
             self.layers.append(HeteroConv(convs, aggr="sum"))
@@ -291,35 +293,41 @@ class RelationalGAT(torch.nn.Module):
 
 def training(case: Case) -> dict[str, Any]:
     """Train R-GAT, loading included."""
-    data, seeds = _typed(case), _seeds(case)
+    data, seeds = typed_graph(case), seeds_of(case)
     places = measured_places(case, data, seeds)
     reason = _why_left_out(case, places.totals)
     if reason is not None:
         return {LEFT_OUT: reason}
     one_shape, larger = "one shape" in case.name, 0
+    on_cuda, whole = case.device.startswith("cuda"), "whole step" in case.name
     # bfloat16: else the figure is of matrix products in float32
     model: torch.nn.Module = RelationalGAT(case).to(case.device, torch.bfloat16)
-    if one_shape and case.device.startswith("cuda"):
+    if one_shape and on_cuda and not whole:
         # as CUDA graphs, which need batches of one shape
         model.compile(mode="reduce-overhead", dynamic=False)
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters(), capturable=whole and on_cuda)
+    as_one = WholeStep(model, optimizer, places.hops, case.batch_size)
 
     def step(batch: Any) -> None:
         nonlocal larger
         batch = batch.to(case.device, non_blocking=True)  # PyG's are on the host
-        optimizer.zero_grad()
         for store in batch.node_stores:
             store.x = store.x.bfloat16()
         size = batch["paper"].batch_size
-        hops = batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict
-        forward, given = model.forward, (batch.x_dict, batch.edge_index_dict, hops)
-        if one_shape:
-            if places.fit(batch):
-                forward, given = model, (*places.placed(batch), places.hops)
-            else:  # not as a CUDA graph, which would be one more
-                larger += 1
-        scores = forward(*given)[:size].float()
-        torch.nn.functional.cross_entropy(scores, batch["paper"].y[:size]).backward()
+        labels = batch["paper"].y[:size]
+        fits = one_shape and places.fit(batch)
+        larger += one_shape and not fits
+        if fits and whole and size == case.batch_size:
+            as_one(*places.placed(batch), labels)
+            return
+        run: Any = model
+        if fits:
+            given: Any = (*places.placed(batch), places.hops)
+        else:  # not compiled: of a batch larger than the shape, it would be one more CUDA graph
+            hops = batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict
+            run, given = model.forward, (batch.x_dict, batch.edge_index_dict, hops)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(run(*given)[:size].float(), labels).backward()
         optimizer.step()
 
     with contextlib.closing(_Open(_loader(case, data, ("paper", seeds)))) as opened:

@@ -6,6 +6,8 @@ from typing import Any
 
 MARK = "RESULT "
 """Before the result of a case, in what its process prints."""
+FOUND = "FOUND "
+"""Before each finding of a programme, in what its process prints."""
 LEFT_OUT = "left out"
 """In place of a result: why a case was not started. The reason begins with the same words."""
 OWN = (
@@ -18,7 +20,13 @@ OWN = (
 """Our loaders."""
 PEERS = ("PyG's NeighborLoader", "R-GAT, PyG's NeighborLoader")
 """Loaders of other libraries: those that can run where the GPU is."""
-TRAINING = ("R-GAT, workers", "R-GAT, on the device", "R-GAT, on the device, one shape")
+TRAINING = (
+    "R-GAT, workers",
+    "R-GAT, on the device",
+    "R-GAT, on the device, one shape",
+    "R-GAT, on the device, lean layers",
+    "R-GAT, on the device, one shape, lean layers, the whole step as one graph",
+)
 """Our loaders, with a model."""
 MLPERF_FANOUT = (15, 10, 5)
 """Neighbours per hop in MLPerf's R-GAT, from the seeds on."""

@@ -6,10 +6,12 @@
     make gpu PYTHON=/opt/python3.12          with those of this interpreter
     make gpu ARGS="--minutes 9"              as much as nine minutes suffice for
     make gpu ARGS="--minutes 9 --continue"   then what is not measured yet, as often as needed
-    make gpu ARGS=--rehearse                 the same on the CPU, small, in a minute: out/gpu.md
+    make gpu ARGS="--only facts,smoke"       these of `PIECES`, in their order; or --skip tests
+    make gpu ARGS=--rehearse                 the same on the CPU, small: out/gpu.md
 
 ``python examples/benchmarks/gpu/bench.py`` takes the same options, and needs neither make nor a
-network. The page is written again after each case; the figures behind it lie beside it as JSON.
+network. Pieces run in the order of their value, each in processes with a limit of time. The page
+is written again after each finding; the figures behind it, and all that was said, lie beside it.
 
 Loaders take turns, several rounds, each with several windows; the page has medians and spreads, and
 each as a share of what the machine copies at most. A peer that is not installed is named as such.
@@ -19,6 +21,7 @@ up.
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -30,12 +33,13 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from _sizes import LEFT_OUT, MARK, MLPERF_FANOUT, OWN, PEERS, TRAINING, Case
+from _sizes import FOUND, LEFT_OUT, MARK, MLPERF_FANOUT, OWN, PEERS, TRAINING, Case
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[2]
@@ -45,6 +49,30 @@ SCRIPTS = {
 }
 """Benchmarks with pages of their own, by what they measure."""
 TESTS = "tests"
+PROGRAMMES = {
+    "facts": ("facts.py", 60.0),
+    "bits": ("smoke.py --part bits", 120.0),
+    "broken": ("broken.py", 150.0),
+    "smoke": ("smoke.py", 200.0),
+    "ranks": ("smoke.py --part ranks", 120.0),
+    "steps": ("steps.py", 150.0),
+    "sanitizer": ("sanitizer.py", 150.0),
+}
+"""Programmes that say findings, and the seconds that each may take."""
+PIECES = {
+    "facts": ["facts"],
+    "bits": ["bits"],
+    "broken": ["broken"],
+    "copies": ["copies", "Copies that overlap compute"],
+    "smoke": ["smoke"],
+    "ranks": ["ranks"],
+    "tests": [TESTS],
+    "steps": ["steps"],
+    "cases": [*OWN, *TRAINING, *PEERS],
+    "draws": ["The draws of one hop"],
+    "sanitizer": ["sanitizer"],
+}
+"""All that is run, the most valuable first."""
 CASE_SECONDS = 300.0
 """Seconds that one run of a case may take."""
 FIRST_RUN_SECONDS = 60.0
@@ -74,6 +102,10 @@ class Bench:
         """Of what was run and failed, the reason."""
         self.tables: dict[str, list[str]] = {}
         """Of the other benchmarks, by title."""
+        self.findings: dict[str, dict[str, Any]] = defaultdict(dict)
+        """Of programmes, by name."""
+        self.done: list[str] = []
+        """Programmes that ended well."""
         self.tests = ""
         """pytest's last line; empty: not run yet."""
         self.tests_failed = False
@@ -115,11 +147,13 @@ class Bench:
                 "not compare, so start again without --continue"
             )
         self.results.update(state.pop("results"))
+        self.findings.update(state.pop("findings"))
         vars(self).update(state)
 
     def save(self) -> None:
         """Write the page, and what `load` reads."""
-        kept = "results", "problems", "tables", "tests", "tests_failed", "seconds", "pieces"
+        kept = ["results", "problems", "tables", "findings", "done"]
+        kept += ["tests", "tests_failed", "seconds", "pieces"]
         state = {name: getattr(self, name) for name in kept}
         self.page.parent.mkdir(parents=True, exist_ok=True)
         for path, text in (
@@ -144,18 +178,24 @@ class Bench:
 
     def todo(self) -> list[str]:
         """Return what is not measured yet, by name: first what never ran, failures last."""
-        once = [name for name in (TESTS, *SCRIPTS) if not self._is_done(name)]
-        cases = [
-            name
-            for number in range(self.args.rounds)
-            for name in (*OWN, *TRAINING, *PEERS)
-            if number >= len(self.results[name])
-        ]
-        floor = [] if self.results["copies"] else ["copies"]
-        return sorted([*floor, *once, *cases], key=lambda name: name in self.problems)
+        names = []
+        for piece in self.args.pieces:
+            rounds = self.args.rounds if piece == "cases" else 1
+            names += [
+                name
+                for number in range(rounds)
+                for name in PIECES[piece]
+                if self._runs(name) <= number
+            ]
+        return sorted(names, key=lambda name: name in self.problems)
 
-    def _is_done(self, name: str) -> bool:
-        return bool(self.tests if name == TESTS else self.tables.get(name))
+    def _runs(self, name: str) -> int:
+        """Return how often something was run to its end."""
+        if name in PROGRAMMES:
+            return name in self.done
+        return len(self.results[name]) or bool(
+            self.tests if name == TESTS else self.tables.get(name)
+        )
 
     def run(self) -> bool:
         """Measure until all is done or the time is up; return whether all that can be done is."""
@@ -183,16 +223,53 @@ class Bench:
         """Run a case, the tests or a script; return False if only this piece's end broke it off."""
         if name == TESTS:
             self._run_tests()
+        elif name in PROGRAMMES:
+            self._run_programme(name)
         elif name in SCRIPTS:
             self._run_script(name)
         else:
             return self._run_case(name)
         return True
 
+    def _output_of(
+        self, name: str, words: list[str], seconds: float
+    ) -> tuple[int | None, str, str]:
+        """Run Python as `output_of` does: findings on the page, all lines in the log, at once."""
+
+        def heard(line: str) -> None:
+            with self.page.with_suffix(".log").open("a") as log:
+                log.write(f"{name}: {line}\n")
+            if line.startswith(FOUND):
+                key, value = json.loads(line.removeprefix(FOUND))
+                self.findings[name][key] = value
+                print(f"{name}: {key}: {_short(value)}", flush=True)
+                self.save()
+
+        code, said, errors = output_of(words, seconds, heard)
+        for line in errors.splitlines():
+            heard(f"! {line}")
+        return code, said, errors
+
+    def _run_programme(self, name: str) -> None:
+        script, seconds = PROGRAMMES[name]
+        limit = min(self.left / 2, seconds * self.args.patience)
+        path, *more = script.split()
+        words = [str(_HERE / path), *more, "--device", self.args.device, "--seconds", str(limit)]
+        self.findings.pop(name, None)
+        code, _, errors = self._output_of(name, words, limit)
+        failed = [key for key, value in self.findings[name].items() if "FAILED" in str(value)]
+        if code == 0:
+            self.done.append(name)
+        elif code is None:
+            self.problems[name] = f"not done after {limit:.0f} s"
+        else:
+            said = errors.strip().splitlines()[-1:] or [f"ended with {code}"]
+            self.problems[name] = f"failed: {', '.join(failed) or said[0][:200]}"
+
     def _run_case(self, name: str) -> bool:
         limit = min(self.left, CASE_SECONDS)
         words = [str(_HERE / "_cases.py"), self.case(name).to_json()]
-        code, said, errors = output_of(words, limit)
+        code, said, errors = self._output_of(name, words, limit)
         lines = [line for line in said.splitlines() if line.startswith(MARK)]
         if lines and LEFT_OUT in json.loads(lines[-1].removeprefix(MARK)):
             self.problems[name] = json.loads(lines[-1].removeprefix(MARK))[LEFT_OUT]
@@ -239,8 +316,8 @@ class Bench:
             return
         limit = self.left / 2
         # pytest alone, whatever else of its family is installed
-        words = ["-m", "pytest", "-q", "-o", "addopts=--import-mode=importlib", "-m", "gpu"]
-        code, said, errors = output_of([*words, *gpu_tests()], limit)
+        words = ["-m", "pytest", "-v", "-o", "addopts=--import-mode=importlib", "-m", "gpu"]
+        code, said, errors = self._output_of(TESTS, [*words, *gpu_tests()], limit)
         if code is None:
             self.problems[TESTS] = f"not done after {limit:.0f} s"
             return
@@ -258,7 +335,8 @@ class Bench:
         path = SCRIPTS[title]
         more = ["--device", self.args.device, *self.args.draws] if path.startswith("draws") else []
         limit = self.left / 2
-        code, said, errors = output_of([str(_HERE.parent / path), *more], limit)
+        words = [str(_HERE.parent / path), *more]
+        code, said, errors = self._output_of(title, words, limit)
         if code is None:
             self.problems[title] = f"not done after {limit:.0f} s"
             return
@@ -268,18 +346,26 @@ class Bench:
         print(*self.tables[title], sep="\n", flush=True)
 
 
-_OF_A_PIECE = ("minutes", "out", "go_on")
+_OF_A_PIECE = ("minutes", "out", "go_on", "only", "skip", "pieces", "patience")
 """Options that may differ from piece to piece."""
 
 
-def output_of(words: list[str], seconds: float) -> tuple[int | None, str, str]:
-    """Run Python; return its exit status, or None if it took too long; what it said; its errors."""
+def output_of(
+    words: list[str], seconds: float, heard: Callable[[str], None] = lambda line: None
+) -> tuple[int | None, str, str]:
+    """Run Python; return its exit status, or None if it took too long; what it said; its errors.
+
+    Args:
+        words: What Python gets.
+        seconds: Those that it may take.
+        heard: Is called with each line that it says, within half a second.
+    """
     # packages may have been brought that way, too
     path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+    with tempfile.NamedTemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         # A session of its own: loaders have workers, and those of a case that is ended end with it.
         process = subprocess.Popen(
-            [sys.executable, *words],
+            [sys.executable, "-u", *words],
             stdout=said,
             stderr=errors,
             cwd=_ROOT,
@@ -287,14 +373,19 @@ def output_of(words: list[str], seconds: float) -> tuple[int | None, str, str]:
             env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(path)},
         )
         code: int | None = None
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            if code is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        ends, rest = time.monotonic() + seconds, ""
+        with Path(said.name).open(errors="replace") as reader:  # beside the position of the writer
+            try:
+                while code is None and time.monotonic() < ends:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        code = process.wait(max(0.01, min(0.4, ends - time.monotonic())))
+                    *lines, rest = (rest + reader.read()).split("\n")
+                    for line in lines:
+                        heard(line)
+            finally:
+                if code is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
         for file in (said, errors):
             file.seek(0)
         return code, said.read(), errors.read()
@@ -331,6 +422,10 @@ def page(bench: Bench) -> str:
         f"`make gpu`, {dates}, {device_name(args.device)}, torch {torch.__version__}, "
         f"Python {platform.python_version()}. Written by `bench.py`; do not edit.",
         "",
+        "Measured on this machine: all figures below, but for shares, which are computed from two "
+        "of them. Figures [computed beforehand](../../../docs/guide/gpu.md#speed-computed) are on "
+        "the guide's page alone.",
+        "",
         f"Tests: {bench.tests or bench.problems.get(TESTS, 'not run yet')}.",
         "",
         f"The machine copies {floor.get('host_to_device_gb_per_s', 0):.1f} GB/s from pinned "
@@ -351,7 +446,16 @@ def page(bench: Bench) -> str:
     for title, path in SCRIPTS.items():
         table = bench.tables.get(title, [bench.problems.get(title, "not run yet")])
         lines += ["", f"{title} ([page](../{path.partition('/')[0]}/README.md)):", "", *table]
-    return "\n".join(lines) + "\n"
+    for name in PROGRAMMES:
+        state = "done" if name in bench.done else bench.problems.get(name, "not run yet")
+        lines += ["", f"**{name}** (`{PROGRAMMES[name][0]}`): {state}.", ""]
+        lines += [f"- {key}: {_short(value)}" for key, value in bench.findings[name].items()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _short(value: object) -> str:
+    said = value if isinstance(value, str) else json.dumps(value)
+    return " ".join(said.split())[:300]
 
 
 def _table(bench: Bench, names: list[str], copied: float | None) -> list[str]:
@@ -386,6 +490,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--continue", dest="go_on", action="store_true", help="measure what earlier pieces have not"
     )
+    for option in ("--only", "--skip"):
+        parser.add_argument(option, default="", help=f"of {','.join(PIECES)}")
+    parser.add_argument("--patience", type=float, default=1, help="times the limits of programmes")
     parser.add_argument("--kernels", default="warp", help="of a rehearsal: warp or torch")
     parser.add_argument("--minutes", type=float, default=30, help="of this piece")
     parser.add_argument("--rounds", type=int, default=2)
@@ -421,12 +528,22 @@ SMALL = {
     "hidden": 16,
     "rounds": 1,
     "draws": ["--rows", "500", "--rounds", "1"],
+    "patience": 4,
 }
+
+
+def _chosen(only: str, skip: str) -> list[str]:
+    """Return the pieces to run, in their order."""
+    named = [set(filter(None, names.split(","))) for names in (only, skip)]
+    if unknown := set.union(*named) - set(PIECES):
+        raise SystemExit(f"no piece {sorted(unknown)}: there are {', '.join(PIECES)}")
+    return [name for name in PIECES if name not in named[1] and name in (named[0] or PIECES)]
 
 
 def main() -> int:
     """Run a piece; return the exit status."""
     args = make_parser().parse_args()
+    args.pieces = _chosen(args.only, args.skip)
     args.device = "cpu" if args.rehearse else "cuda:0"
     if args.rehearse:
         vars(args).update(SMALL)
@@ -435,7 +552,10 @@ def main() -> int:
         return 2
     # what ends this piece from outside ends its case, too
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    out = args.out or (_ROOT / "out" / "gpu.md" if args.rehearse else _HERE / "README.md")
+    places = _ROOT / "out" / "gpu.md", _HERE / "README.md"
+    if "OUT" in os.environ:  # of a machine that gives back what lies there
+        places = (Path(os.environ["OUT"]) / "gpu.md",) * 2
+    out = args.out or places[not args.rehearse]
     bench = Bench(args, out)
     if args.go_on:
         bench.load()
@@ -443,7 +563,7 @@ def main() -> int:
     print(out.read_text())
     failed = [
         name
-        for name in (*OWN, *TRAINING, "copies")
+        for name in (*OWN, *TRAINING, *PROGRAMMES, "copies")
         if not bench.problems.get(name, LEFT_OUT).startswith(LEFT_OUT)
     ]
     if bench.tests_failed:

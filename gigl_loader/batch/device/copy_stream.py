@@ -16,6 +16,7 @@ The host never waits for a stream or a device. It waits for one old event: of a 
 
 import copy
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
@@ -83,12 +84,33 @@ class TorchBackend:
 
 
 def side_stream(device: torch.device) -> Any:
-    """Return a new stream for work ahead of the model; None: the device has none.
+    """Return a stream for work ahead of the model; None: the device has none.
 
     Its kernels are short, and the next step waits for them: of blocks that are ready, a device
     starts theirs before the model's, which otherwise fill it.
     """
-    return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    kept = capture_stream(device)
+    while (stream := torch.cuda.Stream(device, priority=-1)) == kept:
+        pass
+    return stream
+
+
+_capture_streams: dict[torch.device, Any] = {}
+_one_is_made = threading.Lock()
+
+
+def capture_stream(device: torch.device) -> Any:
+    """Return the stream of a CUDA device that captures alone are launched on.
+
+    torch has 32 streams for each priority, and gives them out again and again: what another thread
+    launches on a stream that is captured becomes part of that graph, and is not done.
+    """
+    with _one_is_made:  # before any other, so that none is the same
+        if device not in _capture_streams:
+            _capture_streams[device] = torch.cuda.Stream(device, priority=-1)
+        return _capture_streams[device]
 
 
 def plain_parts(tensor: Tensor) -> Iterator[Tensor]:

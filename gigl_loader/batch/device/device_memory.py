@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gigl_loader.batch.device.copy_stream import full_device, side_stream
+from gigl_loader.batch.device.copy_stream import capture_stream, full_device, side_stream
 
 T = TypeVar("T")
 
@@ -23,6 +23,10 @@ _POLL_S = 0.0002
 
 # Each capture waits for the whole device first, which breaks off another one that is under way.
 _one_capture = threading.Lock()
+
+_broken_off: list[Any] = []
+"""Graphs whose captures torch did not end: for good, as pinned memory's allocator asks them at each
+allocation which streams they capture."""
 
 
 @contextmanager
@@ -35,6 +39,18 @@ def _no_garbage_is_collected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def _until_end(graph: Any, job: Callable[[], T]) -> T:
+    """Return the result of ``job``, with the end of the capture that it is launched in."""
+    try:
+        result = job()
+    except BaseException:
+        with suppress(RuntimeError):  # the end of a capture that broke off says less of why
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return result
 
 
 class LentTensors:
@@ -124,34 +140,53 @@ class DeviceMemory:
 
     @property
     def can_capture(self) -> bool:
-        """Whether the device replays what was launched on it; see `captured`."""
-        return self._on_cuda
+        """Whether the device replays what was launched on it; see `captured`.
 
-    def captured(self, job: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        Before torch 2.7 (pytorch/pytorch#143777) each replay writes where the default generator
+        begins, on the replay's stream: a graph of the user's, with dropout, may be reading that.
+        """
+        version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+        return self._on_cuda and version >= (2, 7)
+
+    def captured(self, job: Callable[[], T], nbytes: int) -> tuple[T, Callable[[], None]]:
         """Capture what ``job`` launches; return its result, and what launches all of it again.
 
         Nothing is launched before that. The host waits for the device, once. Memory that ``job``
-        was given and memory of its result have to be kept as long as it may be launched.
+        was given and memory of its result have to be kept as long as it may be launched. Meanwhile
+        torch refuses other threads its random numbers.
+
+        Args:
+            job: Launches on the current stream, which is another one than in `in_use`.
+            nbytes: Bytes that it takes at most. While it is captured, torch gives back no memory
+                that it keeps to use again: where less is free, it does before.
 
         Raises:
             RuntimeError: ``job`` does what cannot be captured.
         """
         with _one_capture, _no_garbage_is_collected():
             graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-            # Threads of other loaders, and NCCL's, ask for events meanwhile.
-            mode = "thread_local"
+            torch.cuda.synchronize(self.device)
+            if torch.cuda.mem_get_info(self.device)[0] < nbytes:
+                torch.cuda.empty_cache()
             try:
-                with torch.cuda.graph(graph, pool, self._stream, capture_error_mode=mode):
-                    result = job()
+                with torch.cuda.stream(capture_stream(self.device)):
+                    # Threads of other loaders, and NCCL's, ask for events meanwhile.
+                    graph.capture_begin(pool, capture_error_mode="thread_local")
+                    result = _until_end(graph, job)
             except BaseException:
-                # If it was broken off, torch goes on to take memory for it, and gives none back.
-                with suppress(RuntimeError, AttributeError):
-                    torch._C._cuda_endAllocateToPool(self.device.index, pool)
-                # And to ask for offsets of the capture at each dropout of the model (2.11).
-                generator = torch.cuda.default_generators[self.device.index or 0]
-                generator.graphsafe_set_state(generator.clone_state())
+                self._clean_up(graph, pool)
                 raise
         return result, graph.replay
+
+    def _clean_up(self, graph: Any, pool: Any) -> None:
+        """Make up for what torch leaves undone if a capture was broken off."""
+        with suppress(RuntimeError, AttributeError):  # torch has done it (pytorch/pytorch#180395)
+            # or it would go on to take memory for the graph, and give none back
+            torch._C._cuda_endAllocateToPool(self.device.index, pool)
+            _broken_off.append(graph)
+        # torch 2.11 would ask for offsets of the capture at each dropout of the model
+        generator = torch.cuda.default_generators[self.device.index or 0]
+        generator.graphsafe_set_state(generator.clone_state())
 
     def mark(self) -> Any:
         """Return an event behind all that was launched so far; None: the host has waited for it."""

@@ -87,9 +87,10 @@ class CudaHostRegistry:
 
     def _clear_last_error(self) -> None:
         # The runtime keeps the code for the next query: torch queries after each kernel launch, and
-        # would blame the user's. torch does not expose cudaGetLastError, so launch a kernel here.
+        # would blame the user's. torch does not expose cudaGetLastError, so launch a kernel here: a
+        # sum, as torch may fill memory without one.
         with contextlib.suppress(RuntimeError):  # this is the error being cleared
-            torch.zeros(1, device=self._device)
+            torch.empty(1, device=self._device).add_(1)
 
 
 class PinnedRange:

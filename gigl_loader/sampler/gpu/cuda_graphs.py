@@ -59,7 +59,8 @@ class Replays:
         self._may_capture = False
         kept = roots.copied()  # each batch still reads the seeds among its own
         try:
-            grown, replay = self._memory.captured(lambda: self._expansion.run(kept))
+            nbytes = self._expansion.captured_bytes(roots.layout)
+            grown, replay = self._memory.captured(lambda: self._expansion.run(kept), nbytes)
         except RuntimeError as error:
             logger.warning(
                 "%s captures no CUDA graph of a batch, so each launch takes the host's time: %s",

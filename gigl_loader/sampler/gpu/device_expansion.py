@@ -222,13 +222,16 @@ class Grown:
             counts: `counts`, on the host.
             node_types: All types, in their order.
         """
-        keys, per_hop, num_types = {}, {}, len(node_types)
+        parts, per_hop, num_types = [], {}, len(node_types)
         for at, name in enumerate(node_types):
             stops = counts[at : num_types * self._num_stops : num_types]
             begin = self._labels.begins[at]
-            keys[name] = self._labels.keys[begin : begin + stops[-1]]
+            parts.append(self._labels.keys[begin : begin + stops[-1]])
             # the roots, then the additions of each hop
             per_hop[name] = [b - a for a, b in zip([0, *stops], stops, strict=False)]
+        # a copy: who keeps the ids of a batch would keep the unused places, too
+        used = torch.cat(parts).split([part.numel() for part in parts])
+        keys = dict(zip(node_types, used, strict=True))
         read = iter(counts[num_types * self._num_stops :])
         edges, begin = {}, 0
         for edge_type, hops in self._has_places.items():
@@ -346,6 +349,11 @@ class DeviceExpansion:
         counts: dict[str, Mapping[Any, int]] = {"node": bounds.nodes, "edge": bounds.edges}
         rows = sum(counts[kind].get(name, 0) * size for (kind, name), size in row_bytes.items())
         return bounds.device_bytes + rows
+
+    def captured_bytes(self, layout: Layout) -> int:
+        """Return the most bytes that a graph of such a batch takes; it has no rows."""
+        num_roots = dict(zip(self.node_types, layout.num_roots, strict=True))
+        return self.device_bytes(num_roots, {}) + self.scratch_bytes
 
     @property
     def scratch_bytes(self) -> int:

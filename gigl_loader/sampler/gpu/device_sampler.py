@@ -338,8 +338,6 @@ class DeviceSampler:
             if launched.roots.nodes is not None:
                 keys, edges = self._with_tokens(launched.roots, keys, per_hop, edges)
             if self.kept is not None:
-                # without unused places, as many batches are kept now
-                keys = {name: node_keys.clone() for name, node_keys in keys.items()}
                 ids = self._ids_of_kept(
                     self.kept.owners, keys, edges, nodes_repeat=launched.roots.has_repeats
                 )

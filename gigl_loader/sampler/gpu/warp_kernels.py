@@ -14,6 +14,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from gigl_loader.batch.device.copy_stream import capture_stream
 from gigl_loader.sampler.gpu import warp_programs
 from gigl_loader.sampler.gpu.device_kernels import (
     DeviceDraw,
@@ -115,6 +116,9 @@ class WarpKernels(TorchKernels):
             # Now, and not with the first launch: that would be in the middle of an epoch, in any
             # thread, and loading may wait for a device that is in an exchange.
             wp.load_module(warp_programs, device=self._on)
+            if self._has_streams:  # Warp makes an event for each stream that it is new to
+                with torch.cuda.stream(capture_stream(device)):
+                    self._stream()
 
     def draw(self, request: DeviceDraw) -> HopDrawn:
         """Draw neighbours; the same ones, in the same order, as `LocalReader.draw`."""

@@ -112,34 +112,52 @@ def test_a_range_must_exist(address: int, nbytes: int) -> None:
 
 
 class FakeRuntime:
+    """Keeps the code of a failure until it is asked for the last error, as after a launch."""
+
     def __init__(self, code: int) -> None:
-        self.code = code
+        self.code, self.last_error = code, 0
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        self.last_error = self.code
         return self.code
 
     def cudaHostUnregister(self, address: int) -> int:
+        self.last_error = self.code
         return self.code
+
+
+class OnTheGpu:
+    """A tensor. Operators launch kernels; what fills memory need not, and asks for no error."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self.runtime = runtime
+
+    def add_(self, other: object) -> None:
+        code, self.runtime.last_error = self.runtime.last_error, 0
+        if code:
+            raise RuntimeError("CUDA error: out of memory")
 
 
 @pytest.mark.parametrize("code", [0, 2])
 def test_a_failure_does_not_stay_behind_as_the_last_error(
     code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched = []
+    runtime, devices = FakeRuntime(code), list[torch.device]()
 
-    def zeros(size: int, device: torch.device) -> None:
-        launched.append(device)
-        raise RuntimeError("CUDA error: out of memory")  # torch finds the old error here
+    def filled(*args: object, device: torch.device) -> OnTheGpu:
+        devices.append(device)
+        return OnTheGpu(runtime)
 
     cuda = SimpleNamespace(
-        init=lambda: None, cudart=lambda: FakeRuntime(code), device=lambda device: nullcontext()
+        init=lambda: None, cudart=lambda: runtime, device=lambda device: nullcontext()
     )
-    monkeypatch.setattr(pinned, "torch", SimpleNamespace(cuda=cuda, zeros=zeros))
+    pretended = SimpleNamespace(cuda=cuda, zeros=filled, ones=filled, empty=filled)
+    monkeypatch.setattr(pinned, "torch", pretended)
     registry = CudaHostRegistry(torch.device("cuda", 1))
-    assert registry.register(PAGE, 10) == code
-    assert registry.unregister(PAGE) == code
-    assert launched == [torch.device("cuda", 1)] * (2 if code else 0)
+    for call in (lambda: registry.register(PAGE, 10), lambda: registry.unregister(PAGE)):
+        assert call() == code
+        assert runtime.last_error == 0
+    assert devices == [torch.device("cuda", 1)] * (2 if code else 0)
     assert registry.describe(code) == "refused by the CUDA runtime"
 
 

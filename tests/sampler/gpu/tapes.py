@@ -58,7 +58,7 @@ class TapedMemory(DeviceMemory):
     def uploaded(self, host: Tensor) -> Tensor:
         return host.clone()  # on the CPU `to` would return the same memory
 
-    def captured(self, job: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+    def captured(self, job: Callable[[], T], nbytes: int) -> tuple[T, Callable[[], None]]:
         tape = _Tape()
 
         def launched(*args: Any) -> None:

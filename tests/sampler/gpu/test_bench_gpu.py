@@ -29,12 +29,14 @@ FOLDER = Path(__file__).parents[3] / "examples" / "benchmarks" / "gpu"
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module("bench")
-    for name in ("bench", "_cases", "_hops", "_sizes"):
+    for name in ("bench", "_cases", "_findings", "_hops", "_lean", "_sizes"):
         sys.modules.pop(name, None)
 
 
 def _args(bench: ModuleType, **more: Any) -> argparse.Namespace:
     args: argparse.Namespace = bench.make_parser().parse_args(["--minutes", "9"])
+    pieces = [name for name in bench.PIECES if name not in bench.PROGRAMMES]
+    more = {"pieces": pieces, **more}
     vars(args).update({"device": "cpu", "rehearse": True, **bench.SMALL, **more})
     return args
 
@@ -46,6 +48,11 @@ def _names(bench: ModuleType) -> list[str]:
 def test_the_page_in_the_tree_is_of_this_benchmark_and_says_what_it_is(bench: ModuleType) -> None:
     text = (FOLDER / "README.md").read_text()
     assert all(f"| {name} |" in text or f"{name} ([page]" in text for name in _names(bench))
+    assert all(
+        f"**{name}** (`{path}`): done." in text for name, (path, _) in bench.PROGRAMMES.items()
+    )
+    assert re.search(r"`make gpu`, \d{4}-\d\d-\d\d, .*, torch \S+, Python \S+\. Written", text)
+    assert "Measured on this machine: all figures below, but for shares, which are computed" in text
     rehearsed = "the CPU (" in text
     assert (bench.REHEARSAL in text) == rehearsed
     assert ("Tests: not run: a rehearsal" in text) == rehearsed
@@ -111,7 +118,7 @@ def test_the_bytes_of_a_case_are_known_before_it_starts(
     assert re.fullmatch(r"left out: takes about \d+ GB, and 80 GB are free", reason)
     piece = bench.Bench(_args(bench), tmp_path / "gpu.md")
     result = bench.MARK + json.dumps({bench.LEFT_OUT: reason})
-    monkeypatch.setattr(bench, "output_of", lambda words, seconds: (0, result, ""))
+    monkeypatch.setattr(bench, "output_of", lambda words, seconds, heard: (0, result, ""))
     piece._run_one(case.name)
     assert f"| {case.name} | {reason} |" in bench.page(piece)
 
@@ -120,7 +127,7 @@ def test_hops_have_places_of_their_own(bench: ModuleType, tmp_path: Path) -> Non
     """All batches have one shape, which is trimmed hop by hop, and seeds have their outputs."""
     cases = importlib.import_module("_cases")
     case = bench.Bench(_args(bench), tmp_path / "gpu.md").case("R-GAT, on the device, one shape")
-    data, seeds = cases._typed(case), cases._seeds(case)
+    data, seeds = cases.typed_graph(case), cases.seeds_of(case)
     places = cases.measured_places(case, data, seeds)
     model, shapes = cases.RelationalGAT(case).double().eval(), set()
     small = replace(places, edges={name: [0] * 3 for name in places.edges})
@@ -171,7 +178,9 @@ class Machine:
         self.pages: list[str] = []
         self.page: Path | None = None
 
-    def output_of(self, words: list[str], seconds: float) -> tuple[int | None, str, str]:
+    def output_of(
+        self, words: list[str], seconds: float, heard: Callable[[str], None]
+    ) -> tuple[int | None, str, str]:
         if self.page is not None and self.page.exists():
             self.pages.append(self.page.read_text())
         is_case = words[0].endswith("_cases.py")
@@ -317,7 +326,7 @@ def test_tests_that_fail_or_do_not_start_are_told(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bench, "output_of", lambda words, seconds: (code, said, ""))
+    monkeypatch.setattr(bench, "output_of", lambda words, seconds, heard: (code, said, ""))
     piece = bench.Bench(_args(bench, device="cuda:0"), tmp_path / "gpu.md")
     piece._run_one(bench.TESTS)
     assert (piece.tests, piece.problems.get(bench.TESTS)) == (on_page, problem)
@@ -334,6 +343,89 @@ def test_tests_that_need_longer_than_half_a_piece_leave_time_for_the_rest(
     piece._run_one(bench.TESTS)
     assert machine.clock.now == 1000 + 270
     assert piece.problems == {bench.TESTS: "not done after 270 s"}
+
+
+def test_pieces_run_in_the_order_of_their_value(
+    bench: ModuleType, machine: Machine, tmp_path: Path
+) -> None:
+    pieces = bench._chosen("", "tests,copies")
+    _, is_done = _piece(bench, tmp_path / "gpu.md", go_on=False, pieces=pieces, minutes=60)
+    assert is_done
+    programmes = [Path(path.split()[0]).name for path, _ in bench.PROGRAMMES.values()]
+    assert (
+        machine.ran[:5]
+        == programmes[:5]
+        == ["facts.py", "smoke.py", "broken.py", *["smoke.py"] * 2]
+    )
+    assert machine.ran[5] == "steps.py"
+    assert machine.ran[-2:] == ["bench_draws.py", "sanitizer.py"]
+    assert not {"-m", "copies", "bench_step.py"} & set(machine.ran)
+    assert bench._chosen("tests,facts", "tests") == ["facts"]
+    with pytest.raises(SystemExit, match=r"no piece \['speed'\]: there are facts, bits"):
+        bench._chosen("speed", "")
+
+
+def test_a_programme_that_fails_is_named_and_is_run_again(
+    bench: ModuleType, machine: Machine, tmp_path: Path
+) -> None:
+    page, pieces = tmp_path / "gpu.md", ["facts", "broken"]
+    machine.fails["broken.py"] = "Segmentation fault"
+    piece, _ = _piece(bench, page, go_on=False, pieces=pieces)
+    assert "**broken** (`broken.py`): failed: Segmentation fault." in page.read_text()
+    assert "**facts** (`facts.py`): done." in page.read_text()
+    del machine.fails["broken.py"]
+    machine.takes["broken.py"] = 1000.0
+    piece, is_done = _piece(bench, page, go_on=True, pieces=pieces)
+    assert piece.problems == {"broken": "not done after 270 s"}, "half of what is left"
+    del machine.takes["broken.py"]
+    piece, is_done = _piece(bench, page, go_on=True, pieces=pieces)
+    assert (is_done, piece.problems) == (True, {})
+    assert machine.ran == ["facts.py", *["broken.py"] * 3]
+
+
+def test_a_finding_is_on_the_page_within_a_second(bench: ModuleType, tmp_path: Path) -> None:
+    """While its programme goes on: a machine may be gone at any time."""
+    script, page = tmp_path / "slow.py", tmp_path / "gpu.md"
+    script.write_text(
+        "import json, pathlib, sys, time\n"
+        f"print({bench.FOUND!r} + json.dumps(['speed', [7, 'GB/s']]), flush=True)\n"
+        f"page = pathlib.Path({str(page)!r})\n"
+        "ends = time.monotonic() + 1\n"
+        "while not (page.exists() and 'GB/s\"]' in page.read_text()):\n"
+        "    if time.monotonic() > ends: sys.exit(3)\n"
+        "    time.sleep(0.02)\n"
+    )
+    piece = bench.Bench(_args(bench), page)
+    assert piece._output_of("facts", [str(script)], 60.0)[0] == 0
+    assert '- speed: [7, "GB/s"]' in page.read_text()
+    assert json.loads((tmp_path / "gpu.json").read_text())["findings"] == {
+        "facts": {"speed": [7, "GB/s"]}
+    }
+    assert "facts: FOUND " in (tmp_path / "gpu.log").read_text()
+
+
+def test_a_programme_goes_on_behind_what_fails(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings = importlib.import_module("_findings")
+    monkeypatch.setattr(sys, "argv", ["facts.py", "--device", "cpu"])
+    run = findings.Programme("About")
+    run.attempt("first", lambda: [][0])
+    assert run.failed
+    run.attempt("second", lambda: "good")
+    first, second = (
+        json.loads(line.removeprefix(bench.FOUND)) for line in capsys.readouterr().out.splitlines()
+    )
+    assert first[1][0] == "FAILED: IndexError: list index out of range"
+    assert second[1][0] == "good"
+
+
+@pytest.mark.parametrize("part", ["dropout", "pinned", "streams", "last_error"])
+def test_what_breaks_is_tried_on_the_cpu_too(part: str) -> None:
+    """Two ranks, and the eight ways, are CI's rehearsal."""
+    words = [str(FOLDER / "broken.py"), "--device", "cpu", "--part", part]
+    done = run_python(*words, folder=FOLDER.parents[2])
+    assert done.returncode == 0, done.stderr
 
 
 def test_processes_of_a_case_that_is_ended_end_with_it(bench: ModuleType, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from gigl_loader.sampler.gpu.device_expansion import DeviceExpansion
 from gigl_loader.sampler.gpu.device_graph import LocalDeviceGraph
 from gigl_loader.sampler.gpu.device_kernels import TorchKernels
 from gigl_loader.sampler.plan import SamplingPlan
+from tests.sampler.gpu.tapes import TapedMemory
 from tests.support.conditions import Gpus
 
 NODES, DEGREE, DIM = 2000, 25, 32
@@ -225,3 +226,16 @@ def test_memory_that_torch_keeps_to_use_again_is_free(gpus: Gpus) -> None:
     gpus.append(5)
     gpus.reserved, gpus.allocated = 40, 30
     assert memory.free_bytes() == 5 + 40 - 30
+
+
+@pytest.mark.parametrize("kind", [DeviceMemory, TapedMemory], ids=["launched", "replayed"])
+def test_a_kept_batch_takes_what_is_in_it(
+    kind: type[DeviceMemory], memory_of_devices: Callable[[type[DeviceMemory]], None]
+) -> None:
+    """Predictions are kept with the ids of their nodes: without those that were not drawn."""
+    memory_of_devices(kind)
+    placed = DistDataset.from_pyg(_data()).to("cpu", kernels="torch")
+    with DistNeighborLoader(placed, [5, 4], torch.arange(200), with_edge=True, **ONE) as loader:
+        for batch in loader:
+            for tensor in (batch.n_id, batch.e_id, batch.edge_index, batch.x, batch.y):
+                assert tensor.untyped_storage().nbytes() == tensor.nbytes

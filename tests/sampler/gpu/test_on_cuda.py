@@ -93,7 +93,7 @@ def test_a_capture_that_is_broken_off_costs_no_memory() -> None:
     """To wait for the device breaks it off; torch then holds what streams lend back for good."""
     memory = DeviceMemory(torch.device("cuda"))
     with memory.in_use(), pytest.raises(RuntimeError):
-        memory.captured(torch.cuda.synchronize)
+        memory.captured(torch.cuda.synchronize, 0)
     before = torch.cuda.memory_reserved()
     for _ in range(50):
         with memory.in_use():
