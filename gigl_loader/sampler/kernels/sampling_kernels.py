@@ -19,7 +19,7 @@ from gigl_loader.runtime.compiled import at_address, jit, mix, prefetch
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 # Another odd number: multiplying by it loses no bit, and consecutive ids end up far apart.
 _NODE = np.uint64(0xD6E8FEB86659FD93)
-WORDS = {8: np.int64, 4: np.int32, 1: np.int8}
+WORDS = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
 """Integer dtype in which rows are copied, by size in bytes."""
 # Rows are prefetched about one page ahead, and only a few if they are small: a prefetched row must
 # be in the cache when its turn comes, and stay there until then.

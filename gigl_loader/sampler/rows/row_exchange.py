@@ -175,9 +175,8 @@ def gather_rows(parts: Sequence[Part], out: Array) -> None:
                 f"row {rows[wrong]} of a matrix with {values.shape[0]} rows was requested"
             )
         read_ahead.want(values, rows)
-    # There is no word of 2 bytes: such rows are copied by bytes, which saves a kernel.
-    word = kernels.WORDS.get(word_bytes, np.int8)
-    kernels.copy_rows(addresses, out.reshape(out.shape[0], -1).view(word))
+    words = out.reshape(out.shape[0], -1).view(kernels.WORDS[word_bytes])
+    kernels.copy_rows(addresses, words)
 
 
 def _check_alike(values: Array, like: Array) -> None:
