@@ -84,7 +84,7 @@ class ProducerSource:
 
     Args:
         producer: Not started yet, unless ``is_started``.
-        num_seeds: Seeds of the whole input.
+        num_seeds: Seeds of each input that is cut into batches.
         config: Its ``batch_size`` and ``drop_last`` say how many messages an epoch has.
         options: Seconds without a message before a wait is an error; nothing else.
         channel: Receives the messages; None: the producer's ``output_channel``.
@@ -99,7 +99,7 @@ class ProducerSource:
     def __init__(
         self,
         producer: Any,
-        num_seeds: int,
+        num_seeds: Sequence[int],
         config: SamplingConfig,
         options: SourceOptions | None = None,
         *,
@@ -116,9 +116,11 @@ class ProducerSource:
             )
         self.source_options = options or SourceOptions(seed=0)
         self.channel = producer.output_channel if channel is None else channel
-        self.input_len = num_seeds
+        self.input_len = sum(num_seeds)
         whole = math.floor if config.drop_last else math.ceil
-        self.num_batches = whole(num_seeds / config.batch_size)
+        self._batches = [whole(count / config.batch_size) for count in num_seeds]
+        """Of each input."""
+        self.num_batches = sum(self._batches)
         self._takes_timeout = "timeout_ms" in inspect.signature(self.channel.recv).parameters
         self._awaited: queue.SimpleQueue[Any] | None = None
         """Where a thread puts what ``recv`` returns or raises; None: nobody waits in it."""
@@ -192,8 +194,11 @@ class ProducerSource:
             BatchTicket(0, attempt.serial, attempt.epoch, batch, position, attempt.seed)
             for batch, position in zip(batches, positions, strict=True)
         ]
-        self._producer.produce_all()
+        self._begin(attempt)
         self._tickets, self._num_sent = tickets[::-1], self.num_batches
+
+    def _begin(self, attempt: Attempt) -> None:
+        self._producer.produce_all()
 
     def _drain(self) -> None:
         left = self._num_sent
