@@ -248,26 +248,7 @@ class DistLinkNeighborLoader(LoaderInSteps):
             edge_label_time,
             links=True,
         )
-        options = LoaderOptions.of(
-            num_neighbors=given.num_neighbors,
-            num_workers=num_workers,
-            batch_size=batch_size,
-            context=context,
-            local_process_rank=local_process_rank,
-            local_process_world_size=local_process_world_size,
-            pin_memory_device=pin_memory_device,
-            worker_concurrency=worker_concurrency,
-            channel_size=channel_size,
-            prefetch_size=prefetch_size,
-            process_start_gap_seconds=process_start_gap_seconds,
-            num_cpu_threads=num_cpu_threads,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            with_weight=with_weight,
-            sampler_options=sampler_options,
-            non_blocking_transfers=non_blocking_transfers,
-            **keywords,
-        )
+        options = LoaderOptions.among(locals(), num_neighbors=given.num_neighbors)
         limits = options.seed_limits(given.time, TIMES, given.row)
         # PyG's words: an edge has no time of its own that its ends could be compared with.
         if SEED_TIME not in limits.given and options.expansion.time_attr is not None:

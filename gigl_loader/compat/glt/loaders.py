@@ -12,7 +12,7 @@ from torch_geometric.data import HeteroData
 
 import gigl_loader
 from gigl_loader.compat.glt.roles import joined_dataset
-from gigl_loader.compat.glt.typing import Split
+from gigl_loader.compat.glt.scripts import Split
 from gigl_loader.dataset.schema import EdgeDir, reverse_edge_type
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.base import BaseDistLoader

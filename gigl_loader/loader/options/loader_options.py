@@ -188,6 +188,18 @@ class LoaderOptions:
         options._check_tokens()  # here alone: the sampler is still the user's
         return options
 
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any], *, num_neighbors: NumNeighbors) -> "LoaderOptions":
+        """Return the options that are among the arguments of a loader's constructor.
+
+        Args:
+            arguments: By name, as ``locals()`` has them; ``keywords`` are more of them.
+            num_neighbors: In place of theirs.
+        """
+        by_name = {one.name for one in fields(cls)} & arguments.keys() - {"num_neighbors"}
+        given = {name: arguments[name] for name in by_name} | arguments["keywords"]
+        return cls.of(num_neighbors=num_neighbors, **given)
+
     def __post_init__(self) -> None:
         positive("batch_size", self.batch_size)
         self._check_shuffle()
