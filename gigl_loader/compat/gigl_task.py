@@ -355,11 +355,6 @@ def _anchors(dataset: DistDataset, supervision: list[EdgeType]) -> dict[NodeType
     return {name: torch.cat(ids).unique() for name, ids in found.items()}
 
 
-def _ids_by_type(dataset: DistDataset) -> dict[NodeType, Tensor]:
-    ids = dataset.node_ids
-    return dict(ids) if isinstance(ids, Mapping) else {DEFAULT_HOMOGENEOUS_NODE_TYPE: ids}
-
-
 def _split(dataset: DistDataset, splitter: Any, output: PartitionOutput) -> None:
     """Give a dataset the splits of a splitter: ours, or an object of the user's."""
     if isinstance(splitter, _HashSplitter):
@@ -380,7 +375,10 @@ def _split(dataset: DistDataset, splitter: Any, output: PartitionOutput) -> None
 
 def _split_by_hash(dataset: DistDataset, splitter: _HashSplitter) -> dict[NodeType, _OneSplit]:
     supervision = splitter.anchors_of
-    own = _ids_by_type(dataset) if supervision is None else _anchors(dataset, supervision)
+    if supervision is None:
+        own = by_type(dataset.node_ids, DEFAULT_HOMOGENEOUS_NODE_TYPE)
+    else:
+        own = _anchors(dataset, supervision)
     hashes = {name: _hashed(ids) for name, ids in own.items() if ids.numel()}
     extent = {name: (int(h.min()), int(h.max())) for name, h in hashes.items()}
     everyone = RankExchange().gather(extent, dict[str, tuple[int, int]])
