@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -111,6 +112,15 @@ class Steps:
         self.made = remote_arguments(
             dataset, self.options, self.runtime, inputs, self.name, sampler, self.shared_by
         )
+
+    def keywords(self, hook: Callable[..., Any], **derived: Any) -> dict[str, Any]:
+        """Return the places and options that a hook has as parameters, by name."""
+        known = {**vars(self.options), **vars(self.runtime), **derived}
+        return {
+            name: known[name]
+            for name in signature(hook).parameters
+            if name in known and name != "device"
+        }
 
     def change(self, arguments: dict[str, Any]) -> None:
         """Take options and places that a subclass's hook changed, of the ``locals()`` of ours."""
@@ -243,16 +253,8 @@ def _set_up_here(
         found = loader._setup_for_colocated(
             input_nodes=input_nodes,
             dataset=dataset,
-            local_rank=runtime.local_rank,
-            local_world_size=runtime.local_world_size,
             device=steps.device,
-            master_ip_address=runtime.master_ip_address,
-            node_rank=runtime.node_rank,
-            node_world_size=runtime.node_world_size,
-            num_workers=options.num_workers,
-            worker_concurrency=options.worker_concurrency,
-            channel_size=options.channel_size,
-            num_cpu_threads=options.num_cpu_threads,
+            **steps.keywords(LoaderInSteps._setup_for_colocated),
         )
         _check_parts(loader, "_setup_for_colocated", found)
         if steps.made is None:  # the hook made them itself, and its input is a share already
@@ -287,10 +289,7 @@ def _set_up_on_servers(
     found = loader._setup_for_graph_store(
         input_nodes=input_nodes,
         dataset=dataset,
-        num_workers=options.num_workers,
-        worker_concurrency=options.worker_concurrency,
-        prefetch_size=options.batches_ahead,
-        channel_size=options.channel_size,
+        **steps.keywords(LoaderInSteps._setup_for_graph_store, prefetch_size=options.batches_ahead),
     )
     _check_parts(loader, "_setup_for_graph_store", found)
     if steps.made is None:
