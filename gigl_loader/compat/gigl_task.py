@@ -223,12 +223,11 @@ def build_storage_dataset(
             "ssl_positive_label_percentage": ssl_positive_label_percentage,
         }
         dataset = _load(task_config_uri, sample_edge_direction, given)
-        dataset.max_labels_per_anchor_node = max_labels_per_anchor_node
-        return dataset
-    _check_no_ssl(ssl_positive_label_percentage, "ssl_positive_label_percentage")
-    how = sample_edge_direction or "in"
-    graph = metadata_of(Message.read(str(task_config_uri)))
-    dataset = _build(graph, how, tf_record_uri_pattern or RECORDS, splitter)
+    else:
+        _check_no_ssl(ssl_positive_label_percentage, "ssl_positive_label_percentage")
+        how = sample_edge_direction or "in"
+        graph = metadata_of(Message.read(str(task_config_uri)))
+        dataset = _build(graph, how, tf_record_uri_pattern or RECORDS, splitter)
     dataset.max_labels_per_anchor_node = max_labels_per_anchor_node
     return dataset
 

@@ -51,14 +51,11 @@ class HookedSource(ProducerSource):
             self.channel.start_epoch(attempt, batches, range(self.num_batches))
             return
         if attempt.serial > 1:
-            self._take_end()
+            # the end of the epoch before: answers under way would end this one
+            with contextlib.suppress(PeerError):
+                self._recv(self.source_options.timeout_s)
         self._ask_all(DistServer.start_new_epoch_sampling, attempt.epoch)
         self.channel.reset()
-
-    def _take_end(self) -> None:
-        """Wait for the end of the epoch before: answers under way would end this one."""
-        with contextlib.suppress(PeerError):
-            self._recv(self.source_options.timeout_s)
 
     def _ask_all(self, method: Callable[..., Any], *arguments: Any) -> None:
         answers = {
