@@ -351,6 +351,12 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
 
     def _check_promises(self, who: str) -> None:
         """Refuse what only our samplers, and batches with numbers, can do."""
+        if self.sampling_config.seed is not None:
+            raise ConfigError(
+                f"seed={self.sampling_config.seed}: a {who} draws by itself, so the loader cannot "
+                "promise the same batches again: leave seed out, and give the producer one of its "
+                "own"
+            )
         given, plain = _draws(self._given_options), _draws(None)
         if asked := [name for name, value in given.items() if value != plain[name]]:
             raise ConfigError(
@@ -375,7 +381,6 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
                 f"_channel and {name}, started"
             )
         if self._is_remote_worker:
-            self._check_promises(type(channel).__name__)
             self._use(
                 process_role.remote_source().of_hook(
                     dict(zip(self._server_rank_list, producer, strict=True)),
@@ -385,6 +390,8 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
                     channel,
                 )
             )
+            # last: what is open by now is shut down if this raises
+            self._check_promises(type(channel).__name__)
         elif isinstance(producer, DistSamplingProducer):
             self._use(producer)
         else:

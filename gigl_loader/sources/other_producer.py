@@ -28,7 +28,6 @@ from torch import Tensor
 
 from gigl_loader.batch.message import Attempt, BatchTicket, Received
 from gigl_loader.errors import (
-    ConfigError,
     PeerError,
     PeerTimeoutError,
     SamplingError,
@@ -89,9 +88,6 @@ class ProducerSource:
         options: Seconds without a message before a wait is an error; nothing else.
         channel: Receives the messages; None: the producer's ``output_channel``.
         is_started: A subclass of the loader has called ``init``.
-
-    Raises:
-        ConfigError: ``seed`` is set, which such a producer does not know.
     """
 
     remote_bytes = 0
@@ -109,11 +105,6 @@ class ProducerSource:
         self._producer, self._is_started = producer, is_started
         self.name = type(producer).__name__
         """Name of the producer's class, for errors."""
-        if config.seed is not None:
-            raise ConfigError(
-                f"seed={config.seed}: a {self.name} draws by itself, so the loader cannot promise "
-                "the same batches again: leave seed out, and give the producer one of its own"
-            )
         self.source_options = options or SourceOptions(seed=0)
         self.channel = producer.output_channel if channel is None else channel
         self.input_len = sum(num_seeds)

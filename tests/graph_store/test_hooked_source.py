@@ -185,6 +185,8 @@ def _refusals(info: Any, rank: int) -> None:
         _loader(OwnProducers, info, rank, "drawn", seed=3)
     with pytest.raises(ConfigError, match=r"^replace: for the samplers of this package, not for a"):
         _loader(OwnProducers, info, rank, "replaced", replace=True)
+    for server in range(2):
+        assert not request_server(server, DistServer.status)["producers"], "they were ended"
     with _loader(EndsEarly, info, rank, "short") as loader:
         with pytest.raises(PeerError, match="channel of Ends ended before its epoch did: 1 of the"):
             list(loader)
