@@ -38,6 +38,12 @@ _NODES = "DistNeighborLoader, after DistDataset.from_pyg(data)"
 _LINKS = "DistLinkNeighborLoader, after DistDataset.from_pyg(data)"
 _SAMPLER = "CustomSamplerOptions(path, keywords) takes a sampler of your own by its import path"
 _PRODUCER = "DistSamplingProducer, which loaders make themselves"
+_ROLES = {
+    "init_server": f"{_OF_GLT}{_SERVE}",
+    "get_server": f"{_OF_GLT}{_SERVE}",
+    "wait_and_shutdown_server": f"{_OF_GLT}{_SERVE}, which waits",
+    **_each("init_client shutdown_client", f"{_OF_GLT}{_JOIN}shutdown_compute_process() leaves it"),
+}
 _CONTEXT = "BaseDistLoader.resolve_runtime() returns ranks, sizes and addresses"
 _SUBGRAPHS = (
     "DistSubGraphLoader(dataset, seeds, num_neighbors), or CustomSamplerOptions for walks, as in "
@@ -66,12 +72,10 @@ ADVICE: dict[str, dict[str, str]] = {
         "DistRangePartitioner": f'{_PARTITION}; method="contiguous" gives ranges',
         "DistLinkPredictionDataset": "DistDataset, which holds labels, too",
         "DistLinkPredictionDataPartitioner": _PARTITION,
-        "get_graph_store_info": "it is in gigl_loader.graph_store",
         "init_neighbor_loader_worker": "it is in gigl_loader.utils",
         "SamplingEngine": "a loader takes a DistDataset or a RemoteDistDataset, which decides it",
         "ColocatedSamplingEngine": "a loader of a DistDataset",
         "GraphStoreSamplingEngine": "a loader of a RemoteDistDataset",
-        "build_storage_dataset": _STORE,
         # graphlearn-torch
         "DistRandomPartitioner": f'{_PARTITION}; method="random" draws the owners',
         "DistTableRandomPartitioner": "partition_tables(...) reads tables within a memory limit",
@@ -88,30 +92,18 @@ ADVICE: dict[str, dict[str, str]] = {
         "CollocatedDistSamplingWorkerOptions": f"{_OF_GLT}num_workers=0 of a loader",
         "RemoteDistSamplingWorkerOptions": f"{_OF_GLT}{_PLAIN}",
         "SamplingConfig": "BaseDistLoader.create_sampling_config(...)",
-        "DistContext": f"{_OF_GLT}{_CONTEXT}",
-        "DistRole": f"{_OF_GLT}{_CONTEXT}",
-        "get_context": f"{_OF_GLT}{_CONTEXT}",
+        **_each("DistContext DistRole get_context", f"{_OF_GLT}{_CONTEXT}"),
         "init_worker_group": f"{_OF_GLT}leave it out: loaders use torch.distributed",
-        "init_server": f"{_OF_GLT}{_SERVE}",
-        "wait_and_shutdown_server": f"{_OF_GLT}{_SERVE}, which waits",
-        "get_server": f"{_OF_GLT}{_SERVE}",
-        "init_client": f"{_OF_GLT}{_JOIN}shutdown_compute_process() leaves it",
-        "shutdown_client": f"{_OF_GLT}{_JOIN}shutdown_compute_process() leaves it",
+        **_ROLES,
         "ConcurrentEventLoop": "worker_concurrency= of a loader: batches that a worker overlaps",
-        "init_rpc": _NO_RPC,
-        "shutdown_rpc": _NO_RPC,
-        "rpc_request": _NO_RPC,
-        "rpc_request_async": _NO_RPC,
+        **_each("init_rpc shutdown_rpc rpc_request rpc_request_async", _NO_RPC),
         # graph_store, by GiGL's and GLT's habit of one module
-        "DistServer": _STORE,
-        "RemoteReceivingChannel": _STORE,
-        "StorageProcess": _STORE,
-        "async_request_server": _STORE,
-        "request_server": _STORE,
-        "init_compute_process": _STORE,
-        "shutdown_compute_process": _STORE,
-        "init_storage_process": _STORE,
-        "run_storage_server": _STORE,
+        **_each(
+            "DistServer RemoteReceivingChannel StorageProcess async_request_server request_server "
+            "init_compute_process shutdown_compute_process init_storage_process run_storage_server "
+            "get_graph_store_info build_storage_dataset",
+            _STORE,
+        ),
         # PyG
         "DataLoader": f"{_NODES}; torch's and PyG's DataLoader are for datasets of many graphs",
         "NeighborLoader": _NODES,
@@ -122,14 +114,12 @@ ADVICE: dict[str, dict[str, str]] = {
         "HGTSampler": "PPRSamplerOptions(max_ppr_nodes=...) bounds nodes of each type",
         "ShaDowKHopSampler": f'{_NODES}, with disjoint=True and subgraph_type="induced"',
         "ClusterData": f'{_PARTITION}; method="metis" makes clusters',
-        "ClusterLoader": _SUBGRAPHS,
-        "GraphSAINTSampler": _SUBGRAPHS,
-        "GraphSAINTNodeSampler": _SUBGRAPHS,
-        "GraphSAINTEdgeSampler": _SUBGRAPHS,
-        "GraphSAINTRandomWalkSampler": _SUBGRAPHS,
-        "RandomNodeLoader": _SUBGRAPHS,
-        "NeighborSampler": f"{_NODES}; {_SAMPLER}",
-        "DistNeighborSampler": f"{_NODES}; {_SAMPLER}",
+        **_each(
+            "ClusterLoader GraphSAINTSampler GraphSAINTNodeSampler GraphSAINTEdgeSampler "
+            "GraphSAINTRandomWalkSampler RandomNodeLoader",
+            _SUBGRAPHS,
+        ),
+        **_each("NeighborSampler DistNeighborSampler", f"{_NODES}; {_SAMPLER}"),
         "BaseSampler": _SAMPLER,
         "EdgeSamplerInput": "give DistLinkNeighborLoader edge_label_index=",
         "ImbalancedSampler": "repeat or leave out seeds in input_nodes=",
@@ -143,14 +133,8 @@ ADVICE: dict[str, dict[str, str]] = {
         "LocalGraphStore": _BUILD,
     },
     "gigl_loader.graph_store": {
-        "init_server": f"{_OF_GLT}{_SERVE}",
-        "wait_and_shutdown_server": f"{_OF_GLT}{_SERVE}, which waits",
-        "get_server": f"{_OF_GLT}{_SERVE}",
-        "init_client": f"{_OF_GLT}{_JOIN}shutdown_compute_process() leaves it",
-        "shutdown_client": f"{_OF_GLT}{_JOIN}shutdown_compute_process() leaves it",
-        "DistNeighborLoader": "it is in gigl_loader",
-        "DistABLPLoader": "it is in gigl_loader",
-        "DistDataset": "it is in gigl_loader",
+        **_ROLES,
+        **_each("DistNeighborLoader DistABLPLoader DistDataset", "it is in gigl_loader"),
     },
     # the modules of GiGL's
     "gigl_loader.base_sampler": _each("SampleLoopInputs BaseDistNeighborSampler", _SAMPLER),
@@ -300,10 +284,6 @@ ADVICE: dict[str, dict[str, str]] = {
 """Advice by package and name."""
 
 
-_OF_MODULES = "gigl_loader.graph_store", "gigl_loader.sampler"
-"""Packages other than the root that have names of another library's."""
-
-
 def advice_on(package: str, name: str) -> str | None:
     """Return what takes the place of a name of another library; None: nothing is known."""
     text = ADVICE.get(package, {}).get(name)
@@ -321,8 +301,9 @@ def refuse(module: str) -> NoReturn:
     """
     package, _, name = module.rpartition(".")
     # under the name of another package, too: `gigl.distributed.graph_store`, see `compat.install`
-    here = (one for one in _OF_MODULES if package.endswith(one.removeprefix("gigl_loader")))
-    text = advice_on(next(here, "gigl_loader"), name)
+    last = f"gigl_loader.{package.rpartition('.')[2]}"
+    here = last if last in ("gigl_loader.graph_store", "gigl_loader.sampler") else "gigl_loader"
+    text = advice_on(here, name)
     if text is None:  # a name that only another package of ours has advice on
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
     raise ImportError(text, name=module)

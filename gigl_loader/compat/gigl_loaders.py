@@ -25,22 +25,6 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.sampler.options import KHopNeighborSamplerOptions, SamplerOptions
 from gigl_loader.sources.other_producer import raise_sampling_error
 
-__all__ = [
-    "SamplingClusterSetup",
-    "extract_edge_type_metadata",
-    "extract_metadata",
-    "label_edge_index_to_dict",
-    "labeled_to_homogeneous",
-    "materialize_quantized_edge_features",
-    "materialize_quantized_node_features",
-    "raise_if_sampling_error",
-    "remap_labels_to_local_edge_indices",
-    "resolve_sampler_options",
-    "set_missing_features",
-    "shard_nodes_by_process",
-    "strip_label_edges",
-]
-
 
 class SamplingClusterSetup(Enum):
     """Where a loader samples."""
@@ -140,20 +124,13 @@ def labeled_to_homogeneous(supervision_edge_type: EdgeType, data: Any) -> Any:
 
 
 def materialize_quantized_node_features(
-    data: Any, metadata: dict[str, Tensor], node_quantization_metadata: None = None
+    data: Any, metadata: dict[str, Tensor], *_: Any, **__: Any
 ) -> tuple[Any, dict[str, Tensor]]:
     """Return both as they are: rows are floats in messages."""
     return data, metadata
 
 
-def materialize_quantized_edge_features(
-    data: Any,
-    metadata: dict[str, Tensor],
-    edge_quantization_metadata: None = None,
-    edge_dir: str = "in",
-) -> tuple[Any, dict[str, Tensor]]:
-    """Return both as they are: rows are floats in messages."""
-    return data, metadata
+materialize_quantized_edge_features = materialize_quantized_node_features
 
 
 def raise_if_sampling_error(msg: Mapping[str, Any]) -> None:

@@ -223,12 +223,11 @@ def build_storage_dataset(
             "ssl_positive_label_percentage": ssl_positive_label_percentage,
         }
         dataset = _load(task_config_uri, sample_edge_direction, given)
-        dataset.max_labels_per_anchor_node = max_labels_per_anchor_node
-        return dataset
-    _check_no_ssl(ssl_positive_label_percentage, "ssl_positive_label_percentage")
-    how = sample_edge_direction or "in"
-    graph = metadata_of(Message.read(str(task_config_uri)))
-    dataset = _build(graph, how, tf_record_uri_pattern or RECORDS, splitter)
+    else:
+        _check_no_ssl(ssl_positive_label_percentage, "ssl_positive_label_percentage")
+        how = sample_edge_direction or "in"
+        graph = metadata_of(Message.read(str(task_config_uri)))
+        dataset = _build(graph, how, tf_record_uri_pattern or RECORDS, splitter)
     dataset.max_labels_per_anchor_node = max_labels_per_anchor_node
     return dataset
 
@@ -355,11 +354,6 @@ def _anchors(dataset: DistDataset, supervision: list[EdgeType]) -> dict[NodeType
     return {name: torch.cat(ids).unique() for name, ids in found.items()}
 
 
-def _ids_by_type(dataset: DistDataset) -> dict[NodeType, Tensor]:
-    ids = dataset.node_ids
-    return dict(ids) if isinstance(ids, Mapping) else {DEFAULT_HOMOGENEOUS_NODE_TYPE: ids}
-
-
 def _split(dataset: DistDataset, splitter: Any, output: PartitionOutput) -> None:
     """Give a dataset the splits of a splitter: ours, or an object of the user's."""
     if isinstance(splitter, _HashSplitter):
@@ -380,7 +374,10 @@ def _split(dataset: DistDataset, splitter: Any, output: PartitionOutput) -> None
 
 def _split_by_hash(dataset: DistDataset, splitter: _HashSplitter) -> dict[NodeType, _OneSplit]:
     supervision = splitter.anchors_of
-    own = _ids_by_type(dataset) if supervision is None else _anchors(dataset, supervision)
+    if supervision is None:
+        own = by_type(dataset.node_ids, DEFAULT_HOMOGENEOUS_NODE_TYPE)
+    else:
+        own = _anchors(dataset, supervision)
     hashes = {name: _hashed(ids) for name, ids in own.items() if ids.numel()}
     extent = {name: (int(h.min()), int(h.max())) for name, h in hashes.items()}
     everyone = RankExchange().gather(extent, dict[str, tuple[int, int]])

@@ -310,6 +310,10 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
     ) -> None:
         """Create the producers on the storage servers; the seed's hook, with its arguments.
 
+        A subclass may do more, around ``super()``. One that does not call it creates producers by
+        `gigl_loader.graph_store.request_server`, and sets ``_producer_id_list``, their ids in the
+        order of ``_server_rank_list``, and ``_channel``.
+
         Args:
             dataset: The loader's.
             create_producer_fn: Run on each server; returns the id of a producer.
@@ -342,30 +346,54 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         """Return the source of a producer's batches."""
         if isinstance(producer, DistSamplingProducer | InProcessSource):
             return producer
-        if self._given_options is not None and self._given_options.expansion.tokens is not None:
+        self._check_promises(type(producer).__name__)
+        sizes = [len(self.input_data)]
+        return ProducerSource(producer, sizes, self.sampling_config, self._given_options, **started)
+
+    def _check_promises(self, who: str) -> None:
+        """Refuse what only our samplers, and batches with numbers, can do."""
+        if self.sampling_config.seed is not None:
             raise ConfigError(
-                f"tokens are made by this package's samplers, not by a {type(producer).__name__}: "
-                "leave one of them out"
+                f"seed={self.sampling_config.seed}: a {who} draws by itself, so the loader cannot "
+                "promise the same batches again: leave seed out, and give the producer one of its "
+                "own"
+            )
+        given, plain = _draws(self._given_options), _draws(None)
+        if asked := [name for name, value in given.items() if value != plain[name]]:
+            raise ConfigError(
+                f"{', '.join(asked)}: for the samplers of this package, not for a {who}: leave out "
+                "one of the two"
             )
         if self._shard == "world" or self._even_ranks == "wrap":
             raise ConfigError(
-                f"shard='world' and even_ranks='wrap' need batches by number, and a "
-                f"{type(producer).__name__} sends whole epochs: leave them out"
+                f"shard='world' and even_ranks='wrap' need batches by number, and a {who} sends "
+                "whole epochs: leave them out"
             )
-        return ProducerSource(
-            producer, len(self.input_data), self.sampling_config, self._given_options, **started
-        )
 
     def _take_started_producer(self) -> None:
         """Use what a subclass's hook set, which did not call ours."""
-        producer, channel = vars(self).get("_mp_producer"), vars(self).get("_channel")
-        if producer is None or channel is None or self._is_remote_worker:
-            hook = "graph_store" if self._is_remote_worker else "colocated"
-            own = "" if self._is_remote_worker else ", or set _channel and _mp_producer, started"
+        hook, name = "colocated", "_mp_producer"
+        if self._is_remote_worker:
+            hook, name = "graph_store", "_producer_id_list"
+        producer, channel = vars(self).get(name), vars(self).get("_channel")
+        if producer is None or channel is None:
             raise UsageError(
-                f"{type(self).__name__}._init_{hook}_connections has to call super(){own}"
+                f"{type(self).__name__}._init_{hook}_connections has to call super(), or set "
+                f"_channel and {name}, started"
             )
-        if isinstance(producer, DistSamplingProducer):
+        if self._is_remote_worker:
+            self._use(
+                process_role.remote_source().of_hook(
+                    dict(zip(self._server_rank_list, producer, strict=True)),
+                    [len(one) for one in self.input_data],
+                    self.sampling_config,
+                    self._given_options,
+                    channel,
+                )
+            )
+            # last: what is open by now is shut down if this raises
+            self._check_promises(type(channel).__name__)
+        elif isinstance(producer, DistSamplingProducer):
             self._use(producer)
         else:
             self._use(self._source_of(producer, channel=channel, is_started=True))
@@ -807,3 +835,9 @@ def _fanouts_in_words(fanouts: Any) -> str:
     if len(hops) == 1:
         return str(list(*hops))
     return str({"__".join(name): one for name, one in fanouts.items()})
+
+
+def _draws(options: SourceOptions | None) -> dict[str, Any]:
+    """Return the options by which our samplers draw, by name; none: the default ones."""
+    options = options or SourceOptions(seed=0)
+    return {**options.of_batches(), **vars(options.expansion), "expansion": None}

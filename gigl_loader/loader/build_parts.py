@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -21,7 +22,7 @@ from gigl_loader.loader.deployment.job_ranks import (
     runtime_or_alone,
 )
 from gigl_loader.loader.deployment.process_role import remote_source
-from gigl_loader.loader.options.glt_config import NO_PORT, graph_store_options
+from gigl_loader.loader.options.glt_config import NO_PORT
 from gigl_loader.loader.options.loader_options import LoaderOptions
 from gigl_loader.loader.options.pad_shape import make_padding
 from gigl_loader.loader.options.start_log import (
@@ -112,10 +113,22 @@ class Steps:
             dataset, self.options, self.runtime, inputs, self.name, sampler, self.shared_by
         )
 
-    def change(self, **given: Any) -> None:
-        """Take options and places that a subclass's hook changed."""
-        of_job = {key: given.pop(key) for key in tuple(given) if hasattr(self.runtime, key)}
-        self.runtime = replace(self.runtime, **of_job)
+    def keywords(self, hook: Callable[..., Any], **derived: Any) -> dict[str, Any]:
+        """Return the places and options that a hook has as parameters, by name."""
+        known = {**vars(self.options), **vars(self.runtime), **derived}
+        return {
+            name: known[name]
+            for name in signature(hook).parameters
+            if name in known and name != "device"
+        }
+
+    def change(self, arguments: dict[str, Any]) -> None:
+        """Take options and places that a subclass's hook changed, of the ``locals()`` of ours."""
+        places = vars(self.runtime).keys() & arguments.keys()
+        self.runtime = replace(self.runtime, **{key: arguments[key] for key in places})
+        given = {key: arguments[key] for key in vars(self.options).keys() & arguments.keys()}
+        if (device := given.pop("device", None)) is not None:
+            self.device = torch.device(device)
         if any(getattr(self.options, key) != value for key, value in given.items()):
             self.options = replace(self.options, **given)
 
@@ -146,21 +159,9 @@ class LoaderInSteps(BaseDistLoader):
         num_cpu_threads: int | None,
     ) -> tuple[NodeSamplerInput, WorkerOptions, DatasetSchema]:
         """Return this process's input, the options of its workers, and the dataset's schema."""
-        steps = self._steps
-        steps.change(
-            local_rank=local_rank,
-            local_world_size=local_world_size,
-            master_ip_address=master_ip_address,
-            node_rank=node_rank,
-            node_world_size=node_world_size,
-            num_workers=num_workers,
-            worker_concurrency=worker_concurrency,
-            channel_size=channel_size,
-            num_cpu_threads=num_cpu_threads,
-        )
-        steps.device = torch.device(device)
-        steps.colocated(dataset, steps.local, input_nodes)
-        return _parts(steps)
+        self._steps.change(locals())
+        self._steps.colocated(dataset, self._steps.local, input_nodes)
+        return _parts(self._steps)
 
     def _setup_for_graph_store(
         self,
@@ -172,12 +173,7 @@ class LoaderInSteps(BaseDistLoader):
         channel_size: int | str,
     ) -> tuple[list[NodeSamplerInput], RemoteDistSamplingWorkerOptions, DatasetSchema]:
         """Return the input of each storage server, the options there, and the dataset's schema."""
-        self._steps.change(
-            num_workers=num_workers,
-            worker_concurrency=worker_concurrency,
-            prefetch_size=prefetch_size,
-            channel_size=channel_size,
-        )
+        self._steps.change(locals())
         self._steps.remote(dataset, *self._steps.store(input_nodes, dataset))
         return _parts(self._steps)
 
@@ -257,16 +253,8 @@ def _set_up_here(
         found = loader._setup_for_colocated(
             input_nodes=input_nodes,
             dataset=dataset,
-            local_rank=runtime.local_rank,
-            local_world_size=runtime.local_world_size,
             device=steps.device,
-            master_ip_address=runtime.master_ip_address,
-            node_rank=runtime.node_rank,
-            node_world_size=runtime.node_world_size,
-            num_workers=options.num_workers,
-            worker_concurrency=options.worker_concurrency,
-            channel_size=options.channel_size,
-            num_cpu_threads=options.num_cpu_threads,
+            **steps.keywords(LoaderInSteps._setup_for_colocated),
         )
         _check_parts(loader, "_setup_for_colocated", found)
         if steps.made is None:  # the hook made them itself, and its input is a share already
@@ -301,10 +289,7 @@ def _set_up_on_servers(
     found = loader._setup_for_graph_store(
         input_nodes=input_nodes,
         dataset=dataset,
-        num_workers=options.num_workers,
-        worker_concurrency=options.worker_concurrency,
-        prefetch_size=options.batches_ahead,
-        channel_size=options.channel_size,
+        **steps.keywords(LoaderInSteps._setup_for_graph_store, prefetch_size=options.batches_ahead),
     )
     _check_parts(loader, "_setup_for_graph_store", found)
     if steps.made is None:
@@ -536,7 +521,7 @@ def remote_arguments(
     groups = given.group_source(inputs[0].input_type, schema, num_nodes)
     if groups is not None:
         groups.add_to(inputs, dataset, given.groups_per_batch)
-    worker_options = graph_store_options(
+    worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
         worker_key=f"{name} {f'rank {runtime.rank}' if shared_by is None else shared_by}",
         num_workers=given.num_workers,

@@ -140,8 +140,14 @@ class AnswersGLT:
     def _producer_id_list(self) -> list[int]:
         """GLT's name for the producers of a loader, one on each server of `_server_rank_list`."""
         self._check_remote("_producer_id_list")
+        if (given := vars(self).get("_producer_id_list")) is not None:  # by a subclass's hook
+            return list(given)
         ids = self._ids_by_server()
         return [ids[server] for server in self._server_rank_list if server in ids]
+
+    @_producer_id_list.setter
+    def _producer_id_list(self, ids: list[int]) -> None:
+        vars(self)["_producer_id_list"] = ids
 
     def _ids_by_server(self) -> Any:
         source: Any = getattr(self, "_source", None)  # GLT's names are there before the source is

@@ -8,6 +8,7 @@
     a pool of workers       DistSamplingProducer   sources/workers/producer.py
     a graph store           RemoteSource           graph_store/client/remote_source.py
     a producer of others    ProducerSource         sources/other_producer.py
+      on servers, by a hook HookedSource           graph_store/client/hooked_source.py
 
 A loader, its iterator, `replay` and the state depend only on this interface of a source.
 """

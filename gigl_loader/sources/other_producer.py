@@ -28,7 +28,6 @@ from torch import Tensor
 
 from gigl_loader.batch.message import Attempt, BatchTicket, Received
 from gigl_loader.errors import (
-    ConfigError,
     PeerError,
     PeerTimeoutError,
     SamplingError,
@@ -84,14 +83,11 @@ class ProducerSource:
 
     Args:
         producer: Not started yet, unless ``is_started``.
-        num_seeds: Seeds of the whole input.
+        num_seeds: Seeds of each input that is cut into batches.
         config: Its ``batch_size`` and ``drop_last`` say how many messages an epoch has.
         options: Seconds without a message before a wait is an error; nothing else.
         channel: Receives the messages; None: the producer's ``output_channel``.
         is_started: A subclass of the loader has called ``init``.
-
-    Raises:
-        ConfigError: ``seed`` is set, which such a producer does not know.
     """
 
     remote_bytes = 0
@@ -99,7 +95,7 @@ class ProducerSource:
     def __init__(
         self,
         producer: Any,
-        num_seeds: int,
+        num_seeds: Sequence[int],
         config: SamplingConfig,
         options: SourceOptions | None = None,
         *,
@@ -109,16 +105,13 @@ class ProducerSource:
         self._producer, self._is_started = producer, is_started
         self.name = type(producer).__name__
         """Name of the producer's class, for errors."""
-        if config.seed is not None:
-            raise ConfigError(
-                f"seed={config.seed}: a {self.name} draws by itself, so the loader cannot promise "
-                "the same batches again: leave seed out, and give the producer one of its own"
-            )
         self.source_options = options or SourceOptions(seed=0)
         self.channel = producer.output_channel if channel is None else channel
-        self.input_len = num_seeds
+        self.input_len = sum(num_seeds)
         whole = math.floor if config.drop_last else math.ceil
-        self.num_batches = whole(num_seeds / config.batch_size)
+        self._batches = [whole(count / config.batch_size) for count in num_seeds]
+        """Of each input."""
+        self.num_batches = sum(self._batches)
         self._takes_timeout = "timeout_ms" in inspect.signature(self.channel.recv).parameters
         self._awaited: queue.SimpleQueue[Any] | None = None
         """Where a thread puts what ``recv`` returns or raises; None: nobody waits in it."""
@@ -188,8 +181,11 @@ class ProducerSource:
             BatchTicket(0, attempt.serial, attempt.epoch, batch, position, attempt.seed)
             for batch, position in zip(batches, positions, strict=True)
         ]
-        self._producer.produce_all()
+        self._begin(attempt)
         self._tickets, self._num_sent = tickets[::-1], self.num_batches
+
+    def _begin(self, attempt: Attempt) -> None:
+        self._producer.produce_all()
 
     def _drain(self) -> None:
         left = self._num_sent

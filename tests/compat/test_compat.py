@@ -29,8 +29,7 @@ FILES = sorted(
         file.relative_to(paths.__path__[0]) for file in Path(paths.__path__[0]).rglob("*.py")
     )
 )
-_OF_GLT = ("channel", "data", "distributed", "sampler", "typing", "utils")
-OURS = {"", "glt", *(f"glt.{name}" for name in _OF_GLT), "diagnose", "errors", "ray"}
+OURS = {"", "glt", "diagnose", "errors", "ray"}
 """Old public paths of ours, and what stands in for the package itself."""
 MODULES = [name for name in FILES if name not in {*OURS, "__init__", "graph_store", "types"}]
 

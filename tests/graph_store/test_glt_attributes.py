@@ -92,7 +92,7 @@ def _loader(
 
 
 def _attributes(info: Any, rank: int) -> None:
-    with pytest.raises(UsageError, match=r"StartsNothing\._init_graph_store.* call super\(\)$"):
+    with pytest.raises(UsageError, match=r"StartsNothing\._init.* call super\(\), or set _channel"):
         _loader(info, rank, kind=StartsNothing)
     assert Watching.seen[0] == [
         "create_producer_fn",

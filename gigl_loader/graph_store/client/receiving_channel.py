@@ -45,13 +45,14 @@ class RemoteReceivingChannel(ChannelBase):
     connection.
 
     Args:
-        server_ranks: Servers that sample, in the order of their shards.
-        producer_ids: Ids of the producers by server.
+        server_rank: Servers that sample, in the order of their shards.
+        channel_id: Ids of the producers by server, or in the order of the servers.
         prefetch_size: Most batches per server that are requested and not handed out.
+        active_mask: Not looked at: a server is asked for the batches that it has.
+        pin_memory: Receive into page-locked memory.
         consumer: Number of this process among those that share the producers.
         in_order: Whether to hand batches out in the epoch's order; else as they come.
         timeout: Seconds without any batch before a wait is an error.
-        pin_memory: Receive into page-locked memory.
         cluster: The cluster; None: the one that this process has joined.
         watched: Servers whose end is an error if this process is connected with them, whether or
             not they sample; None: all.
@@ -59,19 +60,23 @@ class RemoteReceivingChannel(ChannelBase):
 
     def __init__(
         self,
-        server_ranks: Sequence[int],
-        producer_ids: Mapping[int, int],
+        server_rank: Sequence[int],
+        channel_id: Mapping[int, int] | Sequence[int],
         prefetch_size: int = 4,
+        active_mask: Sequence[bool] | None = None,
+        pin_memory: bool = False,
         *,
         consumer: int = 0,
         in_order: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
-        pin_memory: bool = False,
         cluster: Cluster | None = None,
         watched: Sequence[int] | None = None,
     ) -> None:
         self._cluster = cluster or current_cluster()
-        self._server_ranks, self._producer_ids = server_ranks, producer_ids
+        self._server_ranks = server_rank
+        if not isinstance(channel_id, Mapping):
+            channel_id = dict(zip(server_rank, channel_id, strict=True))
+        self._producer_ids = channel_id
         self._fetchers: dict[int, BatchFetcher] = {}
         """Fetchers by position of the server; only servers that had batches for this process."""
         # the current counts: the producers were created before, and a server that restarts from

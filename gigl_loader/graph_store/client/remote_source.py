@@ -34,6 +34,7 @@ from gigl_loader.errors import (
 from gigl_loader.graph_store.client.compute_process import current_cluster
 from gigl_loader.graph_store.client.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.graph_store.client.filling_channel import FillingChannel
+from gigl_loader.graph_store.client.hooked_source import HookedSource
 from gigl_loader.graph_store.client.producers import (
     AgreedSettings,
     Outcome,
@@ -90,6 +91,8 @@ class RemoteSource:
 
     create_producer = staticmethod(DistServer.create_sampling_producer)
     """The argument ``create`` of our own loaders."""
+    of_hook = HookedSource
+    """The source of a subclass's hook that creates producers itself."""
 
     @staticmethod
     def check_joined(rank: int, world_size: int) -> None:

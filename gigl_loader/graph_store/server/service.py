@@ -205,7 +205,7 @@ class StorageService(PartitionAnswers, DistServer):
         sampler_options: SamplerOptions | None,
         request: ProducerRequest,
     ) -> SharedProducer:
-        rendezvous, client = self._rendezvous(request), caller.get()
+        rendezvous, client = self._rendezvous(request, options.worker_key), caller.get()
         clients: Sequence[Hashable] = [client]
         if request.client_ranks:
             clients = Clients(scope_of(client), request.client_ranks)
@@ -276,11 +276,12 @@ class StorageService(PartitionAnswers, DistServer):
         whole.extra = sampler_input.extra
         return whole
 
-    def _rendezvous(self, request: ProducerRequest) -> Rendezvous | None:
+    def _rendezvous(self, request: ProducerRequest, worker_key: str | None) -> Rendezvous | None:
         """Return the rendezvous of this server's workers with those of other servers."""
         if self.meet is None:
             return None
-        name = _name_of(request) or secrets.token_hex(16)  # without an id no other server comes
+        # of a request without an id, workers of one key meet; without either no other server comes
+        name = _name_of(request, worker_key or "") or secrets.token_hex(16)
         return self.meet(name, request.source_options.timeout_s, self._taking_part(request))
 
     def _taking_part(self, request: ProducerRequest) -> Runs:
@@ -576,12 +577,13 @@ def _job_of(client: Hashable) -> str:
     return scope.name if isinstance(scope, JobId) else ""
 
 
-def _name_of(request: ProducerRequest) -> str:
+def _name_of(request: ProducerRequest, otherwise: str = "") -> str:
     """Return the name of a request among those of all jobs, the same on all servers; or none."""
     scope = scope_of(caller.get())
     # a visitor's session may differ from server to server
     job = scope if isinstance(scope, JobId) else ""
-    return f"{job}/{request.request_id}" if request.request_id else ""
+    name = request.request_id or otherwise
+    return f"{job}/{name}" if name else ""
 
 
 def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:

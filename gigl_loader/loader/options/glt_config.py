@@ -292,47 +292,13 @@ def create_graph_store_worker_options(
     """Return GLT's options for sampling on all storage servers.
 
     A sampling port per compute process, free on the storage master, is asked for; without a
-    ``compute_rank``, which later versions of GiGL do not give, none is.
-    """
-    options = graph_store_options(
-        dataset=dataset,
-        worker_key=worker_key,
-        num_workers=num_workers,
-        worker_concurrency=worker_concurrency,
-        channel_size=channel_size,
-        prefetch_size=prefetch_size,
-    )
-    if compute_rank is None:
-        return options
-    # The group's figure, as `init_compute_process` takes it: without a group, asking for ports says
-    # what is missing.
-    in_group = dist.is_initialized()
-    info = dataset.cluster_info
-    world_size = dist.get_world_size() if in_group else info.compute_cluster_world_size
-    if not 0 <= compute_rank < world_size:
-        raise ConfigError(f"compute_rank must be in [0, {world_size}), got {compute_rank}")
-    options.master_port = dataset.fetch_free_ports_on_storage_cluster(world_size)[compute_rank]
-    return options
-
-
-def graph_store_options(
-    *,
-    dataset: RemoteDataset,
-    worker_key: str,
-    num_workers: int,
-    worker_concurrency: int,
-    channel_size: int | str,
-    prefetch_size: int,
-) -> RemoteDistSamplingWorkerOptions:
-    """Return what `create_graph_store_worker_options` does, without a port; no server is asked.
-
-    Our own loaders take these: an agreed port costs a call and a broadcast.
+    ``compute_rank``, which later versions of GiGL do not give, none is, and no server is asked.
     """
     check_workers(num_workers, worker_concurrency)
     positive("prefetch_size", prefetch_size)
     parse_size(channel_size, "channel_size")
     info = dataset.cluster_info
-    return server_worker_options(
+    options = server_worker_options(
         server_rank=list(range(info.num_storage_nodes)),
         num_workers=num_workers,
         worker_concurrency=worker_concurrency,
@@ -343,6 +309,16 @@ def graph_store_options(
         prefetch_size=prefetch_size,
         worker_key=worker_key,
     )
+    if compute_rank is None:
+        return options
+    # The group's figure, as `init_compute_process` takes it: without a group, asking for ports says
+    # what is missing.
+    in_group = dist.is_initialized()
+    world_size = dist.get_world_size() if in_group else info.compute_cluster_world_size
+    if not 0 <= compute_rank < world_size:
+        raise ConfigError(f"compute_rank must be in [0, {world_size}), got {compute_rank}")
+    options.master_port = dataset.fetch_free_ports_on_storage_cluster(world_size)[compute_rank]
+    return options
 
 
 def flag(name: str, value: Any) -> None:
