@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import signature
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -113,22 +112,10 @@ class Steps:
             dataset, self.options, self.runtime, inputs, self.name, sampler, self.shared_by
         )
 
-    def keywords(self, hook: Callable[..., Any], **derived: Any) -> dict[str, Any]:
-        """Return the places and options that a hook has as parameters, by name."""
-        known = {**vars(self.options), **vars(self.runtime), **derived}
-        return {
-            name: known[name]
-            for name in signature(hook).parameters
-            if name in known and name != "device"
-        }
-
-    def change(self, arguments: dict[str, Any]) -> None:
-        """Take options and places that a subclass's hook changed, of the ``locals()`` of ours."""
-        places = vars(self.runtime).keys() & arguments.keys()
-        self.runtime = replace(self.runtime, **{key: arguments[key] for key in places})
-        given = {key: arguments[key] for key in vars(self.options).keys() & arguments.keys()}
-        if (device := given.pop("device", None)) is not None:
-            self.device = torch.device(device)
+    def change(self, **given: Any) -> None:
+        """Take options and places that a subclass's hook changed."""
+        of_job = {key: given.pop(key) for key in tuple(given) if hasattr(self.runtime, key)}
+        self.runtime = replace(self.runtime, **of_job)
         if any(getattr(self.options, key) != value for key, value in given.items()):
             self.options = replace(self.options, **given)
 
@@ -159,9 +146,21 @@ class LoaderInSteps(BaseDistLoader):
         num_cpu_threads: int | None,
     ) -> tuple[NodeSamplerInput, WorkerOptions, DatasetSchema]:
         """Return this process's input, the options of its workers, and the dataset's schema."""
-        self._steps.change(locals())
-        self._steps.colocated(dataset, self._steps.local, input_nodes)
-        return _parts(self._steps)
+        steps = self._steps
+        steps.change(
+            local_rank=local_rank,
+            local_world_size=local_world_size,
+            master_ip_address=master_ip_address,
+            node_rank=node_rank,
+            node_world_size=node_world_size,
+            num_workers=num_workers,
+            worker_concurrency=worker_concurrency,
+            channel_size=channel_size,
+            num_cpu_threads=num_cpu_threads,
+        )
+        steps.device = torch.device(device)
+        steps.colocated(dataset, steps.local, input_nodes)
+        return _parts(steps)
 
     def _setup_for_graph_store(
         self,
@@ -173,7 +172,12 @@ class LoaderInSteps(BaseDistLoader):
         channel_size: int | str,
     ) -> tuple[list[NodeSamplerInput], RemoteDistSamplingWorkerOptions, DatasetSchema]:
         """Return the input of each storage server, the options there, and the dataset's schema."""
-        self._steps.change(locals())
+        self._steps.change(
+            num_workers=num_workers,
+            worker_concurrency=worker_concurrency,
+            prefetch_size=prefetch_size,
+            channel_size=channel_size,
+        )
         self._steps.remote(dataset, *self._steps.store(input_nodes, dataset))
         return _parts(self._steps)
 
@@ -253,8 +257,16 @@ def _set_up_here(
         found = loader._setup_for_colocated(
             input_nodes=input_nodes,
             dataset=dataset,
+            local_rank=runtime.local_rank,
+            local_world_size=runtime.local_world_size,
             device=steps.device,
-            **steps.keywords(LoaderInSteps._setup_for_colocated),
+            master_ip_address=runtime.master_ip_address,
+            node_rank=runtime.node_rank,
+            node_world_size=runtime.node_world_size,
+            num_workers=options.num_workers,
+            worker_concurrency=options.worker_concurrency,
+            channel_size=options.channel_size,
+            num_cpu_threads=options.num_cpu_threads,
         )
         _check_parts(loader, "_setup_for_colocated", found)
         if steps.made is None:  # the hook made them itself, and its input is a share already
@@ -289,7 +301,10 @@ def _set_up_on_servers(
     found = loader._setup_for_graph_store(
         input_nodes=input_nodes,
         dataset=dataset,
-        **steps.keywords(LoaderInSteps._setup_for_graph_store, prefetch_size=options.batches_ahead),
+        num_workers=options.num_workers,
+        worker_concurrency=options.worker_concurrency,
+        prefetch_size=options.batches_ahead,
+        channel_size=options.channel_size,
     )
     _check_parts(loader, "_setup_for_graph_store", found)
     if steps.made is None:

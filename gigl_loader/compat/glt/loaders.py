@@ -73,7 +73,17 @@ class DistNeighborLoader(gigl_loader.DistNeighborLoader):
         random_seed: int | None = None,
         worker_options: Any = None,
     ) -> None:
-        super().__init__(**_own_arguments(locals(), "input_nodes"))
+        super().__init__(
+            num_neighbors=num_neighbors,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            with_edge=with_edge,
+            with_weight=with_weight,
+            device=to_device,
+            seed=random_seed,
+            **_places(self, data, "input_nodes", input_nodes, edge_dir, worker_options),
+        )
 
 
 class DistSubGraphLoader(gigl_loader.DistSubGraphLoader):
@@ -98,7 +108,17 @@ class DistSubGraphLoader(gigl_loader.DistSubGraphLoader):
         random_seed: int | None = None,
         worker_options: Any = None,
     ) -> None:
-        super().__init__(**_own_arguments(locals(), "input_nodes"))
+        super().__init__(
+            num_neighbors=num_neighbors,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            with_edge=with_edge,
+            with_weight=with_weight,
+            device=to_device,
+            seed=random_seed,
+            **_places(self, data, "input_nodes", input_nodes, edge_dir, worker_options),
+        )
 
 
 class DistLinkNeighborLoader(gigl_loader.DistLinkNeighborLoader):
@@ -146,14 +166,22 @@ class DistLinkNeighborLoader(gigl_loader.DistLinkNeighborLoader):
         random_seed: int | None = None,
         worker_options: Any = None,
     ) -> None:
-        given = _own_arguments(locals(), "edge_label_index")
+        places = _places(self, data, "edge_label_index", edge_label_index, edge_dir, worker_options)
         if isinstance(worker_options, RemoteDistSamplingWorkerOptions) and edge_label is not None:
             edge_label = {_servers_of(worker_options)[0]: edge_label}  # type: ignore[assignment]  # a tensor until here
         super().__init__(
+            num_neighbors=num_neighbors,
+            batch_size=batch_size,
             edge_label=edge_label,
             neg_sampling=neg_sampling,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            with_edge=with_edge,
+            with_weight=with_weight,
+            device=to_device,
+            seed=random_seed,
             transform=_with_rows_turned if edge_dir == "out" else _with_rows_of_one_type_turned,
-            **given,
+            **places,
         )
 
 
@@ -178,28 +206,19 @@ def _with_rows_turned(batch: Any) -> Any:
     return batch
 
 
-_SAME = "num_neighbors", "batch_size", "shuffle", "drop_last", "with_edge", "with_weight"
-
-
-def _own_arguments(arguments: dict[str, Any], seeds: str) -> dict[str, Any]:
-    """Return the arguments of a loader here, by name.
-
-    Args:
-        arguments: Those of graphlearn-torch's loader, as ``locals()`` of the constructor has them.
-        seeds: The name of the seeds among them.
+def _places(
+    loader: BaseDistLoader, data: Any, name: str, seeds: Any, edge_dir: EdgeDir, options: Any
+) -> dict[str, Any]:
+    """Return a loader's dataset, its seeds by ``name``, and where they are sampled.
 
     Raises:
         ConfigError: They do not fit together.
     """
-    own = {name: arguments[name] for name in _SAME}
-    own |= {"device": arguments["to_device"], "seed": arguments["random_seed"]}
-    loader, data, options = (arguments[name] for name in ("self", "data", "worker_options"))
     with report_failure_to_ranks(COULD_NOT_BUILD):  # or they would wait for this one
-        place = loader, data, seeds, arguments[seeds], arguments["edge_dir"], options
-        return own | _places(*place)
+        return _checked_places(loader, data, name, seeds, edge_dir, options)
 
 
-def _places(
+def _checked_places(
     loader: BaseDistLoader, data: Any, name: str, seeds: Any, edge_dir: EdgeDir, options: Any
 ) -> dict[str, Any]:
     is_remote = isinstance(options, RemoteDistSamplingWorkerOptions)
