@@ -35,7 +35,6 @@ from gigl_loader.dataset.format.directory import (
     only_writer,
 )
 from gigl_loader.dataset.format.mapped import ROOT_FILE
-from gigl_loader.dataset.partition.checks import check_edge_dir
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits, needed
 from gigl_loader.partitioning.metis import check_communities
@@ -331,7 +330,8 @@ def check_settings(
         raise ConfigError(f"num_partitions must be 1 to {_MOST_PARTITIONS}, got {num_partitions}")
     if method not in METHODS:
         raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    check_edge_dir(edge_dir)
+    if edge_dir not in ("in", "out"):
+        raise ConfigError(f'edge_dir must be "in" or "out", got {edge_dir!r}')
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     if limit < _MIN_BYTES:

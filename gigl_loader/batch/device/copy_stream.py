@@ -92,9 +92,9 @@ def side_stream(device: torch.device) -> Any:
     if device.type != "cuda":
         return None
     kept = capture_stream(device)
-    while (stream := torch.cuda.Stream(device, priority=-1)) == kept:
-        pass
-    return stream
+    stream = torch.cuda.Stream(device, priority=-1)
+    # they are given out in turn: the next is another one
+    return torch.cuda.Stream(device, priority=-1) if stream == kept else stream
 
 
 _capture_streams: dict[torch.device, Any] = {}

@@ -8,7 +8,7 @@ are numbered below 2 ** 32. ``table``, ``mask`` and ``keys`` find the slot of a 
 import numpy as np
 
 from gigl_loader.runtime.compiled import jit
-from gigl_loader.sampler.kernels.sampling_kernels import AHEAD, expect, find
+from gigl_loader.sampler.kernels.sampling_kernels import AHEAD, expect, find, group_by_owner
 
 _NODE = 0xFFFFFFFF
 SLOT = np.dtype([("residual", np.float64), ("hop", np.int32), ("seen", np.int32)])
@@ -287,5 +287,6 @@ def load() -> None:
     first_met(ids, ids, ids.copy(), -1, 0, ids.copy())
     at_least(ids, slots, 1e-4, ids.copy())
     due(ids, ids, slots, ids, 1e-4, ids.copy())
+    group_by_owner(ids, ids.copy(), ids.copy())  # slots by seed
     out = ids.copy(), ids.copy(), ids.copy(), np.zeros((0, 2))
     top(ids, ids, ids, ids, 0, 0, real, slots, 0.5, True, 1, out)
