@@ -23,7 +23,7 @@ from gigl_loader.sampler.options import CustomSamplerOptions, FeatureStoreOption
 
 _MOST_REQUESTS = 4096
 """Most create requests to remember in case they are repeated."""
-_MOST_OVER = 1 << 16
+_MOST_OVER = 1 << 12
 """Most numbers of producers that are over to remember, for errors and late goodbyes."""
 NO_TERMS: Mapping[str, str] = {}
 

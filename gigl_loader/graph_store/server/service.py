@@ -75,8 +75,8 @@ _OVER, _SEEDS = "over", "seeds"
 """Keys of rendezvous."""
 _LOOK_S, _AFTER_FAILURE_S = 30.0, 1.0
 """Seconds that one request for the end of the host's producer waits; and a pause after failures."""
-_MOST_GONE = 1 << 16
-"""Most clients to remember as gone: more than a job has."""
+_MOST_GONE = 1 << 12
+"""Most clients to remember as gone: more than leave while a producer of theirs starts."""
 _END_S = 60.0
 """Longest wait of a closing server for a producer's workers to end, in seconds."""
 
