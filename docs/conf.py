@@ -74,7 +74,7 @@ nitpick_ignore_regex = [
     # names that annotations use for a str, a tuple of three of them, and a path
     ("py:class", "NodeType|EdgeType|FilePath"),
     # standard interfaces that the inventory has under another name
-    ("py:class", r"collections\.abc\.Hashable"),
+    ("py:class", r"collections\.abc\.Hashable|contextlib\.AbstractContextManager"),
     ("py:class", r"dataclasses\.InitVar"),
     # the inventories have others of these modules
     ("py:class", r"datetime\.date|pa\.Table"),
