@@ -3,6 +3,7 @@
 import queue
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from gigl_loader.graph_store import (
     async_request_server,
     request_server,
 )
+from gigl_loader.graph_store.client.hooked_source import HookedSource
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.testing import check_batch
 from tests.graph_store.store_cluster import run_cluster, tiny_graph
@@ -198,3 +200,12 @@ def _refusals(info: Any, rank: int) -> None:
 
 def test_what_such_a_hook_forgets_and_what_it_cannot_promise(tmp_path: Path) -> None:
     run_cluster(tmp_path, _refusals, clients=1)
+
+
+def test_a_source_ends_after_its_process_has_left_the_servers() -> None:
+    config = Mock(drop_last=False, batch_size=BATCH_SIZE)
+    source = HookedSource({0: 1}, [4], config, None, AsksAhead([], []))
+    with pytest.raises(UsageError):
+        request_server(0, DistServer.destroy_sampling_producer, 1)
+    source.shutdown()
+    source.shutdown()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gigl_loader.batch.message import Attempt
-from gigl_loader.errors import PeerError
+from gigl_loader.errors import GiglLoaderError, PeerError
 from gigl_loader.graph_store.client.compute_process import call_server
 from gigl_loader.graph_store.client.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.graph_store.client.receiving_channel import RemoteReceivingChannel
@@ -70,7 +70,7 @@ class HookedSource(ProducerSource):
         """End the producers. Idempotent, never raises."""
         if not self._shut_down:
             self._shut_down, self._tickets = True, []
-            with contextlib.suppress(PeerError):  # of a server that is gone
+            with contextlib.suppress(GiglLoaderError):  # a server, or this process, has left
                 self._ask_all(DistServer.destroy_sampling_producer)
             if isinstance(self.channel, RemoteReceivingChannel):
                 self.channel.close()
