@@ -12,6 +12,7 @@ sampled, since its row is missing here.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -123,13 +124,9 @@ def batch_types(
     # 0, which then is the edge's destination: the reversed type is the one whose ends fit.
     if edge_dir == "out":
         walked = [reverse_edge_type(edge_type) for edge_type in walked]
-    made = [(a, PPR, b) for a in sorted(node_types) for b in sorted(node_types)]
+    pairs = [(a, PPR, b) for a, b in product(sorted(node_types), repeat=2)]
     # A relation of the graph may have that name; it is not made.
-    made = [
-        edge_type
-        for edge_type in made
-        if edge_type not in walked and key(EDGE_INDEX, edge_type) in message
-    ]
+    made = [pair for pair in pairs if pair not in walked and key(EDGE_INDEX, pair) in message]
     if made:  # a sampler that makes its own edges may leave out those of the graph
         walked = [edge_type for edge_type in walked if key(EDGE_INDEX, edge_type) in message]
     return sorted(node_types), walked + made
@@ -355,20 +352,15 @@ def transform_outputs(
     Raises:
         ConfigError: It returned something else, or a node or edge that was not sampled.
     """
-    if not is_heterogeneous(message):
-        output = _checked(transform(_output(message)), transform, SamplerOutput)
-        changed = dict(message)
-        _change_nodes(changed, None, _of_type(output, "node", None))
-        _change_edges(changed, None, _of_type(output, "edge", None))
-        return changed
-    given = _hetero_output(message, node_types, edge_types)
-    output = _checked(transform(given), transform, HeteroSamplerOutput)
+    typed = is_heterogeneous(message)
+    given = _hetero_output(message, node_types, edge_types) if typed else _output(message)
+    output = _checked(transform(given), transform, type(given))
     # A copy of the dict alone: tensors that the transform did not change stay shared with the
     # message, and the message stays whole for its other holders.
     changed = dict(message)
-    for name in node_types:
+    for name in node_types if typed else (None,):
         _change_nodes(changed, name, _of_type(output, "node", name))
-    for edge_type in edge_types:
+    for edge_type in edge_types if typed else (None,):
         _change_edges(changed, edge_type, _of_type(output, "edge", edge_type))
     return changed
 

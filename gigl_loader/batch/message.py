@@ -161,11 +161,7 @@ FIELDS: dict[str, FieldSpec] = {
 """All fields whose name is fixed: padding, splitting, transforms, collating and devices read it. A
 new one is a line here, and what its sampler writes."""
 NODE_ROWS, EDGE_ROWS = (
-    {
-        spec.matrix: spec.name
-        for spec in FIELDS.values()
-        if spec.matrix is not None and spec.axis == axis
-    }
+    {spec.matrix: spec.name for spec in FIELDS.values() if spec.matrix and spec.axis == axis}
     for axis in ("node", "edge")
 )
 """Matrices of a `PartitionView`, and the fields that have their rows: of nodes, of edges."""

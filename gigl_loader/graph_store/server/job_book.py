@@ -8,16 +8,6 @@ from gigl_loader.graph_store.server.member import Member
 from gigl_loader.graph_store.wire.membership import Join
 
 
-@dataclass(frozen=True)
-class RunningJob:
-    """One start of a job."""
-
-    number: int
-    """Its number, which no other job has or had."""
-    world_size: int
-    """Number of its compute processes."""
-
-
 @dataclass(eq=False)
 class JobBook:
     """Which clients of one job name are here, job after job; on server 0 only.
@@ -31,8 +21,8 @@ class JobBook:
     """
 
     name: str
-    running: RunningJob | None = None
-    """The job that is served; None: clients gather."""
+    number: int | None = None
+    """Number of the job that is served, which no other has or had; None: clients gather."""
     world_size: int | None = None
     """Number of compute processes of the job that gathers or runs; None: nobody told it yet."""
     present: dict[int, Member] = field(default_factory=dict)
@@ -49,9 +39,9 @@ class JobBook:
     """Place of the gathering job in the order in which jobs arrived."""
 
     @property
-    def number(self) -> int | None:
-        """Number of the running job; None: clients gather."""
-        return None if self.running is None else self.running.number
+    def running(self) -> bool:
+        """Whether a job of this name is served."""
+        return self.number is not None
 
     @property
     def is_empty(self) -> bool:
@@ -122,20 +112,19 @@ class JobBook:
 
     def begin(self, number: int, secret: bytes) -> None:
         """Let the complete job begin; its clients learn the secret."""
-        assert self.world_size is not None, "it is complete"
-        self.running, self.given_up = RunningJob(number, self.world_size), False
+        self.number, self.given_up = number, False
         for member in self.present.values():
             member.job, member.secret = number, secret
 
     # -- running ----------------------------------------------------------------------------------
 
-    def resume(self, job: RunningJob) -> None:
+    def resume(self, number: int, world_size: int) -> None:
         """Run a job again that an earlier server process knew, or that was given up here."""
         # those who gather now are of the next job of this name
         self.queued += self.present.values()
-        self.running, self.world_size, self.present = job, job.world_size, {}
+        self.number, self.world_size, self.present = number, world_size, {}
         # nobody knows which of them have left meanwhile
-        self.unseen, self.given_up = set(range(job.world_size)), False
+        self.unseen, self.given_up = set(range(world_size)), False
 
     def readmit(self, member: Member, others_until: float) -> None:
         """Add a client of the running job; others not seen here may come until ``others_until``."""
@@ -166,11 +155,11 @@ class JobBook:
         the job was restarted, and they are gone.
         """
         awaited = self.unseen and now < self.unseen_until and not self._next_job_is_complete
-        return self.running is not None and not self.present and not awaited
+        return self.running and not self.present and not awaited
 
     def end(self) -> list[tuple[Member, ConfigError]]:
         """End the running job; those that were queued gather. Return the clients refused by it."""
-        self.running, self.world_size, self.unseen = None, None, set()
+        self.number, self.world_size, self.unseen = None, None, set()
         queued, self.queued = self.queued, []
         refused = []
         for member in queued:

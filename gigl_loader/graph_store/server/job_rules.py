@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gigl_loader.errors import ConfigError, JoinRefusedError
-from gigl_loader.graph_store.server.job_book import JobBook, RunningJob
+from gigl_loader.graph_store.server.job_book import JobBook
 from gigl_loader.graph_store.server.job_numbers import JobNumbers
 from gigl_loader.graph_store.server.member import Member
 from gigl_loader.graph_store.server.waiting_texts import texts_for_waiting
@@ -123,7 +123,7 @@ class JobRules:
         # a server that was started again takes the word of the first process of each job
         proof = proof_of(join.secret)
         self._numbers.book(BookedJob(number, book.name, join.world_size, proof))
-        book.resume(RunningJob(number, join.world_size))
+        book.resume(number, join.world_size)
 
     def leave(self, member: Member) -> None:
         """Remove a client, which left or was given up; its job ends with the last of them."""
@@ -167,8 +167,8 @@ class JobRules:
         return Settled(ended, begun, bool(ended) and enough and self.num_running == 0)
 
     def _end(self, book: JobBook) -> EndedJob:
-        assert book.running is not None, "it is over"
-        number, given_up = book.running.number, book.given_up
+        assert book.number is not None, "it is over"
+        number, given_up = book.number, book.given_up
         self._numbers.end(book.name, number, given_up=given_up)
         refused, book.place = tuple(book.end()), next(self._places)
         for member, error in refused:
@@ -196,7 +196,7 @@ class JobRules:
     @property
     def num_running(self) -> int:
         """Number of jobs that are served."""
-        return sum(book.running is not None for book in self._books.values())
+        return sum(book.running for book in self._books.values())
 
     @property
     def num_waiting(self) -> int:

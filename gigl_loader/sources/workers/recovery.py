@@ -94,10 +94,6 @@ class Recovery:
             del self._due[worker]
             self.pool.replace(worker)
 
-    def is_ready(self, worker: int) -> None:
-        """Note that a replacement worker can be given batches."""
-        self.at_work.add(worker)
-
     def died(
         self, worker: int, pid: int | None, exitcode: int | None, orphan_of: int | None = None
     ) -> GiglLoaderError | None:
@@ -156,14 +152,9 @@ class Recovery:
         if not self.is_stalled(limit_s):
             return True
         self.note_progress()  # gives their successors as long
-        return self.kill_stalled()
-
-    def kill_stalled(self) -> bool:
-        """End the workers that have batches but made no progress; see `kill`."""
         # also one that is starting and does not get ready; not one whose turn has yet to come
-        busy = {*self.under_way.busy}
-        stalled = [w for w in range(self.pool.num_workers) if w in busy or w not in self.at_work]
-        return self.kill([worker for worker in stalled if worker not in self._due])
+        starting = {*range(self.pool.num_workers)} - self.at_work - self._due.keys()
+        return self.kill(sorted({*self.under_way.busy} | starting))
 
     def end_stopped(self, most: int) -> None:
         """End the workers that all of the last ``most`` calls found stopped (`SIGSTOP`).

@@ -323,11 +323,6 @@ class UnderWay:
         """Number of workers by batch that were lost in any way while it was their only one."""
 
     @property
-    def loads(self) -> list[int]:
-        """Number of batches of each worker."""
-        return [len(tickets) for tickets in self.tickets]
-
-    @property
     def busy(self) -> list[int]:
         """Workers that have batches, ascending."""
         return [worker for worker, tickets in enumerate(self.tickets) if tickets]
@@ -372,13 +367,12 @@ class UnderWay:
         had, self.tickets[worker] = self.tickets[worker], []
         self.count -= len(had)
         self._alone.discard(worker)
+        self._lost = sorted([*self._lost, *had], key=lambda ticket: ticket.position)
         if not suspects_any:
-            self._lost = sorted([*self._lost, *had], key=lambda ticket: ticket.position)
             return []
         # Later batches wait in the worker's queue: it cannot have died of one that had not begun.
         # Which of the begun ones it died of is unknown, so each is tried alone.
         suspects = had[: self._concurrency]
-        self._lost = sorted([*self._lost, *had], key=lambda ticket: ticket.position)
         self.suspected.update(ticket.content for ticket in suspects)
         # with several batches all are suspects, so nothing is counted against this one
         if len(suspects) == 1:

@@ -320,9 +320,7 @@ class Tasks:
         try:
             self._recovery.replace_due()
         except OSError as error:  # no more processes or files
-            where = "starting a worker in the place of one that was lost"
-            cause = f"{type(error).__name__}: {error}"
-            self._fatal = self._fatal or SamplingError(where, cause, traceback.format_exc())
+            self._end_by(error, "starting a worker in the place of one that was lost")
 
     def _file_or_fail(self, event: WorkerEvent) -> None:
         """File a message. If that fails, it ends all epochs, as the batch would never come.
@@ -330,41 +328,28 @@ class Tasks:
         The filing thread may not be the one that waits for the batch, or may end by the error.
         """
         try:
-            self._file(event)
-        except GiglLoaderError as error:
-            self._fatal = self._fatal or error
+            if event.message[0] == pipe.UNREAD:
+                self._end_one_that_does_not_read(event.worker)
+            else:
+                self._file(event)
         except Exception as error:
-            where = f"taking {event.message[0]!r} of sampling worker {event.worker}"
-            cause, text = f"{type(error).__name__}: {error}", traceback.format_exc()
-            self._fatal = self._fatal or SamplingError(where, cause, text)
+            self._end_by(error, f"taking {event.message[0]!r} of sampling worker {event.worker}")
+
+    def _end_by(self, error: Exception, where: str) -> None:
+        """End all epochs by the first error; the caller handles it."""
+        if not isinstance(error, GiglLoaderError):
+            cause = f"{type(error).__name__}: {error}"
+            error = SamplingError(where, cause, traceback.format_exc())
+        self._fatal = self._fatal or error
 
     def _file(self, event: WorkerEvent) -> None:
         kind, *rest = event.message
-        if kind == pipe.UNREAD:
-            self._end_one_that_does_not_read(event.worker)
-            return
-        if kind in _OF_TASKS:
-            self._file_of_task(event)
-            return
-        self._recovery.note_progress()
-        if kind == pipe.UNHEARD:
-            suspect_ranks(*rest)
-        elif kind == pipe.DIED:
-            self._lose(event.worker, *rest)
-        elif kind == pipe.READY:
-            self._welcome(event.worker)
-        elif kind == pipe.FAILED:
-            error = SamplingError(f"start of sampling worker {event.worker}", *rest)
-            self._give_up(event.worker, error)
-
-    def _file_of_task(self, event: WorkerEvent) -> None:
         # its batches were taken back: another worker samples them, and this result is not read. Its
         # slots are gone with it
-        if event.worker not in self._recovery.at_work:
+        if kind in _OF_TASKS and event.worker not in self._recovery.at_work:
             segments.close_fds(list(event.fds))
             return
         self._recovery.note_progress()
-        kind, *rest = event.message
         if kind == pipe.BATCH:
             self._file_batch(event, *rest)
         elif kind == pipe.ERROR:
@@ -373,6 +358,15 @@ class Tasks:
             self._count_drawn(*rest)
         elif kind == pipe.STALE:
             self._under_way.done(event.worker, rest[0])
+        elif kind == pipe.UNHEARD:
+            suspect_ranks(*rest)
+        elif kind == pipe.DIED:
+            self._lose(event.worker, *rest)
+        elif kind == pipe.READY:
+            self._welcome(event.worker)
+        elif kind == pipe.FAILED:
+            error = SamplingError(f"start of sampling worker {event.worker}", *rest)
+            self._give_up(event.worker, error)
 
     def _end_one_that_does_not_read(self, worker: int) -> None:
         if not self._recovery.kill([worker]):
@@ -441,4 +435,4 @@ class Tasks:
         self.catch_up(worker)
         assignments = self._ranks.assignments()
         self._pool.send(worker, *self._ranks.introduction(worker, assignments))
-        self._recovery.is_ready(worker)
+        self._recovery.at_work.add(worker)

@@ -110,7 +110,7 @@ def test_a_broken_off_epoch_leaves_no_trace(setup, breaks: list[int], in_order: 
     assert stale == 0, "what is left of a broken-off epoch is never sampled"
     while any(worker.tasks for worker in pool.workers):
         producer.pump(0.0)
-    assert sum(pool.under_way.loads) == 0, "every task is accounted for"
+    assert pool.under_way.count == 0, "every task is accounted for"
     producer.shutdown()
 
 
@@ -202,7 +202,7 @@ def test_an_error_ends_the_epoch_and_the_next_one_is_whole(together: bool) -> No
             assert "Traceback" in at.value.remote_traceback
         else:
             assert len(drain(producer)) == 20
-    assert pool.under_way.loads == [0, 0, 0], "every task is accounted for"
+    assert pool.under_way.tickets == [[], [], []], "every task is accounted for"
     producer.shutdown()
 
 
@@ -331,7 +331,7 @@ def test_lost_workers_cost_no_batch(setup, in_order: bool, lot) -> None:
         for one in (quiet, producer):
             one.start_epoch(epoch)
         _check_same(drain(quiet), drain(producer), in_order)
-    assert sum(pool.under_way.loads) == 0, "every task is accounted for"
+    assert pool.under_way.count == 0, "every task is accounted for"
     assert producer.num_restarts == pool.deaths
     for one in (quiet, producer):
         one.shutdown()

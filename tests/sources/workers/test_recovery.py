@@ -99,7 +99,7 @@ def test_a_lost_worker_is_replaced_after_a_pause(clock, caplog) -> None:
     found.replace_due()
     assert pool.replaced == [1]
     assert found.is_pending, "it is being started"
-    found.is_ready(1)
+    found.at_work.add(1)
     assert not found.is_pending
     assert found.next_step_in(60.0) == 60.0
 
@@ -252,7 +252,8 @@ def test_one_that_is_starting_may_hang_and_one_that_waits_for_its_start_may_not(
     clock.now += 0.05
     found.replace_due()
     assert pool.replaced == [0]
-    assert found.kill_stalled()
+    clock.now += 10.0
+    assert found.replace_stalled(10.0)
     assert pool.killed == [0]
 
 

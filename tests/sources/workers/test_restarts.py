@@ -24,9 +24,9 @@ def test_what_a_worker_has_and_has_answered_for() -> None:
     under_way = UnderWay(2, 3)
     for batch in range(4):
         under_way.give(batch % 2, _task(batch))
-    assert under_way.loads == [2, 2]
+    assert [len(had) for had in under_way.tickets] == [2, 2]
     under_way.done(0, _task(2))
-    assert under_way.loads == [1, 2]
+    assert [len(had) for had in under_way.tickets] == [1, 2]
     with pytest.raises(ProtocolError, match=r"worker 0 answered for .*batch=2"):
         under_way.done(0, _task(2))
     assert not under_way.has_lost
@@ -43,7 +43,7 @@ def test_only_batches_that_were_begun_are_suspected() -> None:
     for batch in (4, 1, 3, 2):
         under_way.give(0, _task(batch))
     assert [task.batch for task in under_way.lose(0)] == [4, 1]
-    assert under_way.loads == [0, 0]
+    assert [len(had) for had in under_way.tickets] == [0, 0]
     found = []
     while under_way.has_lost:
         task = _next_lost(under_way)
@@ -184,7 +184,7 @@ def test_no_batch_is_lost_or_given_twice(steps: list[tuple[int, str]], concurren
                 assert task.batch == lost.pop(0), "the earliest first"
                 under_way.give(worker, task)
                 has[worker].append(task.batch)
-        assert under_way.loads == [len(some) for some in has]
+        assert [[task.batch for task in had] for had in under_way.tickets] == has
         assert under_way.has_lost == bool(lost)
 
 
