@@ -5,12 +5,23 @@ are numbered below 2 ** 32. ``table``, ``mask`` and ``keys`` find the slot of a 
 `sampling_kernels`.
 """
 
+import numba
 import numpy as np
 
-from gigl_loader.runtime.compiled import jit
-from gigl_loader.sampler.kernels.sampling_kernels import AHEAD, expect, find, group_by_owner
+from gigl_loader.runtime.compiled import at_address, jit, prefetch
+from gigl_loader.sampler.kernels.sampling_kernels import (
+    AHEAD,
+    draw_uniform,
+    expect,
+    find,
+    group_by_owner,
+)
 
 _NODE = 0xFFFFFFFF
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+"""Of multiplicative hashing: 2 ** 64 by the golden ratio (Knuth, volume 3, 6.4)."""
+_FEW_PLACES = 1 << 10
+"""Places of the table with which a seed begins: they stay in the nearest cache."""
 SLOT = np.dtype([("residual", np.float64), ("hop", np.int32), ("seen", np.int32)])
 """What a share that comes to a slot changes, side by side: one wait for memory."""
 
@@ -244,36 +255,239 @@ def top(by_seed, sizes, keys, codes, type_bits, number, score, slots, alpha, top
         out: Receives of each item the seed, the id, whether it was pushed (int64), and total and
             proximity (``[num_seeds * most, 2]`` float64).
     """
-    seeds, ids, pushed, values = out
-    widest = sizes.max() if sizes.shape[0] else 0
+    work = _work_of_top(sizes.max() if sizes.shape[0] else 0, most)
+    count = begin = 0
+    for seed in range(sizes.shape[0]):
+        of_seed = by_seed[begin : begin + sizes[seed]]
+        begin += sizes[seed]
+        of_type = keys, codes, type_bits, number
+        count = _top_of_seed(seed, of_seed, *of_type, score, slots, alpha, topup, work, out, count)
+    return count
+
+
+@jit
+def _work_of_top(widest, most):
+    """Return work memory of `_top_of_seed`, for so many slots and items of a seed."""
     found, by = np.empty(widest, np.int64), np.empty(widest, np.float64)
     others, by_more = np.empty(widest, np.int64), np.empty(widest, np.float64)
     best, chosen = np.empty(most, np.float64), np.empty(most, np.int64)
     code, order = np.empty(most, np.int64), np.empty(most, np.int64)
-    count = begin = 0
-    for seed in range(sizes.shape[0]):
-        num_pushed = num_others = 0
-        for i in range(begin, begin + sizes[seed]):
-            slot = by_seed[i]
-            # written always, counted where it holds: a processor would guess wrong at each branch
-            found[num_pushed], by[num_pushed] = slot, score[slot]
-            num_pushed += score[slot] > 0
-            more = alpha * slots[slot].residual
-            others[num_others], by_more[num_others] = slot, more
-            num_others += topup and score[slot] == 0 and more > 0
-        begin += sizes[seed]
-        of_type = keys, codes, type_bits, number
-        size = _largest(found[:num_pushed], by, *of_type, best, code, chosen)
-        free = best[size:], code[size:], chosen[size:]
-        size += _largest(others[:num_others], by_more, *of_type, *free)
-        for i in range(size):
-            best[i] = score[chosen[i]] + alpha * slots[chosen[i]].residual * topup
-        _ordered(best[:size], code[:size], order[:size])
-        for i in order[:size]:
-            seeds[count], ids[count] = seed, code[i] >> type_bits
-            pushed[count] = score[chosen[i]] > 0
-            values[count, 0], values[count, 1] = best[i], 1.0 / (1.0 + slots[chosen[i]].hop)
+    return found, by, others, by_more, best, chosen, code, order
+
+
+@jit
+def _top_of_seed(
+    seed, of_seed, keys, codes, type_bits, number, score, slots, alpha, topup, work, out, count
+):
+    """Write the top of a type for one seed behind the ``count`` items of ``out``; see `top`."""
+    seeds, ids, pushed, values = out
+    found, by, others, by_more, best, chosen, code, order = work
+    num_pushed = num_others = 0
+    for slot in of_seed:
+        # written always, counted where it holds: a processor would guess wrong at each branch
+        found[num_pushed], by[num_pushed] = slot, score[slot]
+        num_pushed += score[slot] > 0
+        more = alpha * slots[slot].residual
+        others[num_others], by_more[num_others] = slot, more
+        num_others += topup and score[slot] == 0 and more > 0
+    of_type = keys, codes, type_bits, number
+    size = _largest(found[:num_pushed], by, *of_type, best, code, chosen)
+    free = best[size:], code[size:], chosen[size:]
+    size += _largest(others[:num_others], by_more, *of_type, *free)
+    for i in range(size):
+        best[i] = score[chosen[i]] + alpha * slots[chosen[i]].residual * topup
+    _ordered(best[:size], code[:size], order[:size])
+    for i in order[:size]:
+        seeds[count], ids[count] = seed, code[i] >> type_bits
+        pushed[count] = score[chosen[i]] > 0
+        values[count, 0], values[count, 1] = best[i], 1.0 / (1.0 + slots[chosen[i]].hop)
+        count += 1
+    return count
+
+
+# --- one seed after the other, where all edges are in this process's memory -----------------------
+
+
+@jit
+def _row(edges, e, code, type_bits):
+    """Return where the row of a node begins and ends by edge type ``e``; empty if it has none."""
+    kind, first, num_rows, indptr = edges[e, 0], edges[e, 2], edges[e, 3], edges[e, 4]
+    at = (code >> type_bits) - first
+    if code & ((1 << type_bits) - 1) != kind or at < 0 or at >= num_rows:
+        return np.int64(0), np.int64(0)
+    ends = numba.carray(at_address(indptr + 8 * at), (2,), np.int64)
+    return ends[0], ends[1]
+
+
+@jit
+def _neighbor(edges, e, position, type_bits):
+    """Return the code of the neighbour at a position of the edges of a type."""
+    indices, nbytes = edges[e, 5], edges[e, 6]
+    pointer = at_address(indices + nbytes * position)
+    if nbytes == 4:
+        id_ = np.int64(numba.carray(pointer, (1,), np.int32)[0])
+    else:
+        id_ = numba.carray(pointer, (1,), np.int64)[0]
+    return id_ << type_bits | edges[e, 1]
+
+
+@jit
+def _place(table, mask, mark, codes, code):
+    """Return (position, slot) of a code in the table of one seed; slot -1: it has none."""
+    # the upper bits of a product depend on all bits of the code
+    position = np.int64((np.uint64(code) * _SPREAD) >> np.uint64(32)) & mask
+    while table[position] >> 32 == mark:
+        slot = table[position] & _NODE
+        if codes[slot] == code:
+            return position, slot
+        position = (position + 1) & mask
+    return position, np.int64(-1)
+
+
+@jit
+def _reach(code, share, steps, turn, table, mask, marks, codes, slots, score, count):
+    """Add a share to the slot of a code, a new one if needed.
+
+    Returns:
+        (The slot, whether it is the first share of the turn, the new ``mask`` and ``count``).
+    """
+    position, slot = _place(table, mask, marks[0], codes, code)
+    if slot < 0:
+        slot = count
+        codes[slot], score[slot] = code, 0.0
+        slots[slot].residual, slots[slot].hop, slots[slot].seen = 0.0, steps, 0
+        table[position] = marks[0] << 32 | slot
+        count += 1
+        if 2 * count > mask:  # a larger part of the table, with a new mark: nothing is wiped
+            mask, marks[0] = 2 * mask + 1, marks[0] + 1
+            for other in range(count):
+                free, _ = _place(table, mask, marks[0], codes, codes[other])
+                table[free] = marks[0] << 32 | other
+    slots[slot].residual += share
+    slots[slot].hop = min(slots[slot].hop, steps)
+    is_first = slots[slot].seen != turn
+    slots[slot].seen = turn
+    return slot, is_first, mask, count
+
+
+@jit
+def _take_here(due, edges, num_walked, longest, type_bits, alpha, codes, slots, score, out):
+    """As `take`, and the share of each neighbour in one unit; return how many neighbours."""
+    taken, rest, hops = out
+    total = np.int64(0)
+    for i in range(due.shape[0]):
+        slot, width = due[i], np.int64(0)
+        taken[i], hops[i] = slots[slot].residual, slots[slot].hop
+        score[slot] += alpha * taken[i]
+        slots[slot].residual = 0.0
+        for e in range(num_walked):
+            start, stop = _row(edges, e, codes[slot], type_bits)
+            width += min(stop - start, longest)
+        rest[i] = (1.0 - alpha) / max(width, 1)
+        total += width
+    return total
+
+
+@jit
+def _drawn(node, start, width, key, is_taken, out):
+    """Draw from a row that is too long, as others do; return work memory, all zero."""
+    if is_taken.shape[0] < width:
+        is_taken = np.zeros(width, np.uint8)
+    row = np.full(1, node), np.full(1, start), np.full(1, width), np.full(1, out.shape[0])
+    draw_uniform(*row, False, key, is_taken, out)
+    return is_taken
+
+
+@jit
+def push_each(seeds, edges, num_walked, keys, longest, how, memory, marks, tops, counts):
+    """Push each seed until nothing is due, and write its top of each type, seed after seed.
+
+    The same bits as `take`, `spread`, `due` and `top`, turn by turn: seeds do not depend on each
+    other. But what a seed has reached stays in the processor's caches.
+
+    Args:
+        seeds: ``[n]`` int64, codes: ``id << type_bits | type``.
+        edges: ``[num_edge_types, 7]`` int64: expanded type, type of neighbours, first row, number
+            of rows, address of the index pointer (int64), that of the neighbours, bytes of each.
+        num_walked: The first of them are walked; all count for the degree of a node.
+        keys: ``[num_walked]`` uint64, of the draws from rows that are too long.
+        longest: Neighbours of a row that are drawn at most.
+        how: ``type_bits``, ``alpha``, ``eps``, ``topup``, ``most``: see `top`.
+        memory: ``table`` (a power of 2, four times the slots at least), and by slot ``codes``,
+            ``slots`` (`SLOT`), ``score``, ``touched``, ``due``, ``taken`` (float64), ``rest``
+            (float64), ``hops``; others int64.
+        marks: ``[1]`` int64, the last mark in ``table``.
+        tops: By type, what `top` receives; the first axis is the type.
+        counts: ``[num_types]`` int64, the items of ``tops``.
+
+    Returns:
+        The slots that a seed needs beyond those of ``memory``, or 0: all were pushed.
+    """
+    type_bits, alpha, eps, topup, most = how
+    table, codes, slots, score, touched, due, taken, rest, hops = memory
+    top_seeds, ids, pushed, values = tops
+    room = codes.shape[0]
+    in_order, work = np.arange(room), _work_of_top(room, min(most, room))
+    drawn, is_taken = np.empty(longest, np.int64), np.zeros(1, np.uint8)
+    for seed in range(seeds.shape[0]):
+        mask, count, num_due, turn = np.int64(_FEW_PLACES - 1), np.int64(0), 1, 0
+        marks[0] += 1
+        at_seed = table, mask, marks, codes, slots, score, count
+        due[0], _, mask, count = _reach(seeds[seed], 1.0, 0, 0, *at_seed)
+        while num_due:
+            turn, num_touched = turn + 1, 0
+            of_slots = type_bits, alpha, codes, slots, score, (taken, rest, hops)
+            total = _take_here(due[:num_due], edges, num_walked, longest, *of_slots)
+            if count + total > room:
+                return count + total
+            for e in range(num_walked):
+                for i in range(num_due):
+                    start, stop = _row(edges, e, codes[due[i]], type_bits)
+                    share, steps, width = taken[i] * rest[i], hops[i] + 1, stop - start
+                    is_cut = width > longest
+                    if is_cut:
+                        node = codes[due[i]] >> type_bits
+                        is_taken = _drawn(node, start, width, keys[e], is_taken, drawn)
+                        start, stop = np.int64(0), longest
+                    for j in range(start, stop):
+                        code = _neighbor(edges, e, drawn[j] if is_cut else j, type_bits)
+                        slot, is_first, mask, count = _reach(
+                            code, share, steps, turn, table, mask, marks, codes, slots, score, count
+                        )
+                        touched[num_touched] = slot
+                        num_touched += is_first
+            num_due = _due_here(touched[:num_touched], edges, codes, slots, type_bits, eps, due)
+        for number in range(counts.shape[0]):
+            of_type = in_order, codes, type_bits, number
+            out = top_seeds[number], ids[number], pushed[number], values[number]
+            how_many = alpha, topup, work, out, counts[number]
+            counts[number] = _top_of_seed(seed, in_order[:count], *of_type, score, slots, *how_many)
+    return np.int64(0)
+
+
+@jit
+def _due_here(touched, edges, codes, slots, type_bits, eps, out):
+    """Write the slots whose residual is at least ``eps`` times the degree; return how many."""
+    large = 0
+    for slot in touched:
+        if slots[slot].residual >= eps:  # a degree is at least 1 here
+            out[large] = slot
+            large += 1
+            for e in range(edges.shape[0]):
+                row = (codes[slot] >> type_bits) - edges[e, 2]
+                prefetch(at_address(edges[e, 4] + 8 * row))
+    count = 0
+    for slot in out[:large]:
+        degree = np.int64(0)
+        for e in range(edges.shape[0]):
+            start, stop = _row(edges, e, codes[slot], type_bits)
+            degree += stop - start
+        if slots[slot].residual >= eps * max(degree, 1):
+            out[count] = slot
             count += 1
+            for e in range(edges.shape[0]):
+                start, _ = _row(edges, e, codes[slot], type_bits)
+                prefetch(at_address(edges[e, 5] + edges[e, 6] * start))
     return count
 
 

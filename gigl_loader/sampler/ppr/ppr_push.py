@@ -240,6 +240,21 @@ class SeedScores:
         return slots, sizes
 
 
+@dataclass(frozen=True)
+class TopNodes:
+    """Nodes of one type, seed after seed."""
+
+    seed: Array
+    """``[n]`` int64, ascending: position of the seed in the batch."""
+    ids: Array
+    """``[n]`` int64, global ids; those of a seed descend by score, equal ones ascend by id."""
+    values: Array
+    """``[n, columns]`` float64: score, proximity, and the columns of channels."""
+    pushed: Array
+    """``[n]`` int64: bit ``c``: the node was pushed in channel ``c``, and edges of it were drawn
+    for this seed."""
+
+
 class PushMemory:
     """What a push knows of its slots; kept for the next one."""
 

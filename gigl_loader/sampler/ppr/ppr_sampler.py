@@ -1,7 +1,7 @@
 """Batches of the nodes with the largest personalised PageRank around each root."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from gigl_loader.batch.message import EDGE_FEATURES, EDGE_INDEX, EDGES_PER_HOP, BatchTicket, key
 from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import PPR, EdgeType, NodeType
+from gigl_loader.runtime.memory import read_ahead
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.anchors import ANCHOR_KIND
 from gigl_loader.sampler.edges import EDGE_KIND
@@ -26,7 +27,14 @@ from gigl_loader.sampler.plan import (
     SamplingPlan,
     draw_key,
 )
-from gigl_loader.sampler.ppr.ppr_push import ForwardPush, Neighbourhood, PushMemory, SeedScores
+from gigl_loader.sampler.ppr.ppr_here import PushHere, can_push_here
+from gigl_loader.sampler.ppr.ppr_push import (
+    ForwardPush,
+    Neighbourhood,
+    PushMemory,
+    SeedScores,
+    TopNodes,
+)
 from gigl_loader.sampler.roots import EdgeFilter, MakeRoots
 from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sampler.tokens import (
@@ -43,21 +51,6 @@ _AROUND = {kind.name: kind for kind in (ANCHOR_KIND, EDGE_KIND, SUBGRAPH_KIND)}
 _HOP = 1 << 33
 """Replaces a hop in the keys of rows that are too long: above those of negatives."""
 _NOT_A_ROOT = 1 << 62
-
-
-@dataclass(frozen=True)
-class TopNodes:
-    """Nodes of one type, seed after seed."""
-
-    seed: Array
-    """``[n]`` int64, ascending: position of the seed in the batch."""
-    ids: Array
-    """``[n]`` int64, global ids; those of a seed descend by score, equal ones ascend by id."""
-    values: Array
-    """``[n, columns]`` float64: score, proximity, and the columns of channels."""
-    pushed: Array
-    """``[n]`` int64: bit ``c``: the node was pushed in channel ``c``, and edges of it were drawn
-    for this seed."""
 
 
 class PPRSampler(NeighborSampler):
@@ -94,7 +87,10 @@ class PPRSampler(NeighborSampler):
         self._ends = {edge_type: self._reader.ends(edge_type) for edge_type in self._edge_types}
         self._channels = [edge_types for edge_types, _ in channels]
         self._known = Neighbourhood(self._reader, self._ends, self.nodes.types)
-        self._memory = [PushMemory() for _ in range(max(1, len(self._channels)))]
+        self._memory = PushMemory()
+        self._here: PushHere | None = None
+        if self._reader.is_alone and can_push_here(view, options):
+            self._here = PushHere(view, self._ends, self.nodes.types, options)
         self._targets = target_counts([ratio for _, ratio in channels], options.max_ppr_nodes)
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
@@ -104,10 +100,15 @@ class PPRSampler(NeighborSampler):
         # Copies: labelling below may move the memory of these views.
         roots = {name: self.nodes.ids(name).copy() for name in types}
         ticket = request.ticket if self.tokens is None else ticket_of_tokens(request.ticket)
-        around = self._around(ticket, roots, placed.keep_edges)
+        draws = self._draws(ticket)
+        around = self._around(draws, roots, placed.keep_edges)
+        # a disk is asked for the rows of all seeds at once
+        asks_more = placed.keep_edges is not None or self.tokens is not None
+        here = None if asks_more or read_ahead.do_not_fit.is_set() else self._here
         fields, all_tops = [], {}
         for seed_type in self._seed_types:
-            tops = all_tops[seed_type] = self._tops(around, seed_type, roots[seed_type])
+            tops = self._tops(draws, here or around, seed_type, roots[seed_type])
+            all_tops[seed_type] = tops
             for node_type in types:
                 fields += self._ppr_fields(seed_type, node_type, tops[node_type])
         if self.tokens is not None:
@@ -119,12 +120,10 @@ class PPRSampler(NeighborSampler):
         sampled = Sampled(followed, per_hop, per_hop)
         return [*placed.fields, *self._node_fields(sampled), *fields, *self._edge_fields(sampled)]
 
-    def _around(
-        self, ticket: BatchTicket, roots: Mapping[NodeType, Array], keep: EdgeFilter | None
-    ) -> Neighbourhood:
+    def _draws(self, ticket: BatchTicket) -> dict[EdgeType, Draw]:
         most = self._options.num_neighbors_per_hop
         with_edge = self._plan.with_edge and self._options.include_sampled_edges
-        draws = {
+        return {
             name: Draw(
                 name,
                 most,
@@ -135,6 +134,12 @@ class PPRSampler(NeighborSampler):
             for name in self._edge_types
         }
 
+    def _around(
+        self,
+        draws: Mapping[EdgeType, Draw],
+        roots: Mapping[NodeType, Array],
+        keep: EdgeFilter | None,
+    ) -> Neighbourhood:
         def kept(edge_type: EdgeType, ids: Array, drawn: Drawn) -> Drawn:
             """Drop excluded edges: those between roots."""
             expanded = self._ends[edge_type][0]
@@ -149,21 +154,27 @@ class PPRSampler(NeighborSampler):
         return self._known
 
     def _tops(
-        self, around: Neighbourhood, seed_type: NodeType, seeds: Array
+        self,
+        draws: Mapping[EdgeType, Draw],
+        around: Neighbourhood | PushHere,
+        seed_type: NodeType,
+        seeds: Array,
     ) -> dict[NodeType, TopNodes]:
         """Return the top of all seeds, by type of the nodes."""
         options = self._options
-        pushed: list[SeedScores] = []
-        for edge_types in self._channels or [self._edge_types]:
-            how = (options.alpha, options.eps, options.max_fetch_iterations)
-            memory = self._memory[len(pushed)]
-            pushed.append(ForwardPush(around, edge_types, *how, memory).run(seed_type, seeds))
-        by_type = {}
+        how = (options.alpha, options.eps, options.max_fetch_iterations, self._memory)
         most, topup = options.max_ppr_nodes, options.enable_residual_topup
-        for node_type in self.nodes.types:
-            tops = [top_nodes(slots, around, node_type, most, topup=topup) for slots in pushed]
-            by_type[node_type] = merged(tops, self._targets) if self._channels else tops[0]
-        return by_type
+        found = []
+        for edge_types in self._channels or [self._edge_types]:
+            if isinstance(around, PushHere):
+                found.append(around.tops([draws[name] for name in edge_types], seed_type, seeds))
+                continue
+            scores = ForwardPush(around, edge_types, *how).run(seed_type, seeds)
+            types = self.nodes.types
+            found.append({t: top_nodes(scores, around, t, most, topup=topup) for t in types})
+        if not self._channels:
+            return found[0]
+        return {t: merged([tops[t] for tops in found], self._targets) for t in self.nodes.types}
 
     def _ppr_fields(self, seed_type: NodeType, node_type: NodeType, top: TopNodes) -> list[Field]:
         links = np.stack([top.seed, self.nodes.add(node_type, top.ids)])

@@ -294,7 +294,8 @@ class GraphReader:
         others = {p: LocalReader(part, self._scratch) for p, part in view.other_edges.items()}
         self._edges_here = {**others, **self._here}
         """By partition whose edges are in this machine's memory; `_here`: whose rows are, too."""
-        self._alone = peers is None and len(self._edges_here) == 1
+        self.is_alone = peers is None and len(self._edges_here) == 1
+        """Whether this partition is the only one."""
         self._local = self._here[view.partition_idx]
         self._later = peers is not None and peers.rows_later
         self._kept: tuple[Split | None, Array] = (None, np.empty(0, np.int64))
@@ -331,7 +332,7 @@ class GraphReader:
         Raises:
             ProtocolError: An id has no owner.
         """
-        if self._alone or book is None or ids.size == 0:
+        if self.is_alone or book is None or ids.size == 0:
             return None
         split = split_by_owner(book, ids, self._view.num_partitions)
         return None if split.keys() == {self._view.partition_idx} else split
