@@ -26,6 +26,8 @@ WORDS = {8: np.int64, 4: np.int32, 2: np.int16, 1: np.int8}
 _LINE_BYTES, _BYTES_AHEAD, _MOST_ROWS_AHEAD = 64, 4096, 16
 AHEAD = 16
 """Entries of a table that are prefetched before they are read."""
+_LARGE_TABLE = 1 << 16
+"""Entries from which on a table does not fit into a core's own cache; below, it is near anyway."""
 # 53 bits: the precision of a float64, so each result is exact and below 1.
 _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
@@ -170,9 +172,10 @@ def relabel(table, mask, nodes, num_nodes, ids, out):
     Returns:
         The new number of nodes. Labels are given in order of first appearance.
     """
-    last = ids.shape[0] - 1
+    last, is_large = ids.shape[0] - 1, mask > _LARGE_TABLE
     for i in range(ids.shape[0]):
-        expect(table, mask, ids[min(i + AHEAD, last)])
+        if is_large:
+            expect(table, mask, ids[min(i + AHEAD, last)])
         position, label, tag = find(table, mask, nodes, ids[i])
         if label < 0:
             label = np.int64(num_nodes)
