@@ -504,3 +504,8 @@ def load() -> None:
     group_by_owner(ids, ids.copy(), ids.copy())  # slots by seed
     out = ids.copy(), ids.copy(), ids.copy(), np.zeros((0, 2))
     top(ids, ids, ids, ids, 0, 0, real, slots, 0.5, True, 1, out)
+    edges, keys, counts = np.zeros((0, 7), np.int64), np.zeros(0, np.uint64), ids.copy()
+    memory = table, ids.copy(), slots, real, ids, ids, real, real, ids
+    rows = np.zeros((0, 0), np.int64)
+    tops = rows, rows, rows, np.zeros((0, 0, 2))
+    push_each(ids, edges, 0, keys, 1, (0, 0.5, 1e-4, True, 1), memory, ids.copy(), tops, counts)
