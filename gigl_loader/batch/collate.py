@@ -82,7 +82,7 @@ def frames_of_batches(schema: DatasetSchema, edge_dir: str) -> list[AddFrame]:
     """Return what gives the batches of a dataset their rows of mixed types."""
     typed = schema.edge_types is not None and not schema.is_homogeneous_with_labeled_edge_type
     edge_types = {edge_type_str(t): t for t in schema.edge_types or [DEFAULT_HOMOGENEOUS_EDGE_TYPE]}
-    found = []
+    found: list[AddFrame] = []
     for name, columns in schema.frames.items():
         axis: Axis = "edge" if name in edge_types else "node"
         if axis == "edge" and edge_dir == "out":
