@@ -11,7 +11,7 @@ sampled, since its row is missing here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -62,28 +62,28 @@ else:
     Batch = Data | HeteroData
 
 
-@dataclass(frozen=True)
-class FrameOfBatches:
-    """Where messages have rows of mixed types: the type, the key of its ids, those of its rows."""
-
-    of: str
-    ids: str
-    rows: dict[str, str]
-    columns: FrameColumns
-
-    def add_to(self, stores: dict[str, Any], message: SampleMessage) -> None:
-        """Give a batch these rows, if it has any: of edges only if it has their ids."""
-        if self.of in stores and message.keys() >= {self.ids, *self.rows.values()}:
-            arrays = {name: message[field] for name, field in self.rows.items()}
-            frame = to_frame(self.columns, arrays, message[self.ids].size(0))
-            stores[self.of][FRAME] = frame
+AddFrame = Callable[[Any, SampleMessage], None]
+"""Gives a batch, by its stores, the rows of mixed types of one type in its message."""
 
 
-def frames_of_batches(schema: DatasetSchema, edge_dir: str) -> list[FrameOfBatches]:
-    """Return where the batches of a dataset have rows of mixed types."""
+def _add_frame(
+    of: str,
+    ids: str,
+    rows: dict[str, str],
+    frame: FrameColumns,
+    stores: Any,
+    message: SampleMessage,
+) -> None:
+    if of in stores and message.keys() >= {ids, *rows.values()}:  # of edges only with their ids
+        arrays = {name: message[field] for name, field in rows.items()}
+        stores[of][FRAME] = to_frame(frame, arrays, message[ids].size(0))
+
+
+def frames_of_batches(schema: DatasetSchema, edge_dir: str) -> list[AddFrame]:
+    """Return what gives the batches of a dataset their rows of mixed types."""
     typed = schema.edge_types is not None and not schema.is_homogeneous_with_labeled_edge_type
     edge_types = {edge_type_str(t): t for t in schema.edge_types or [DEFAULT_HOMOGENEOUS_EDGE_TYPE]}
-    found = []
+    found: list[AddFrame] = []
     for name, columns in schema.frames.items():
         axis: Axis = "edge" if name in edge_types else "node"
         if axis == "edge" and edge_dir == "out":
@@ -91,11 +91,11 @@ def frames_of_batches(schema: DatasetSchema, edge_dir: str) -> list[FrameOfBatch
         of = name if typed else None
         rows = {one: key(declared(axis, one), of) for one in attributes_of(columns)}
         ids = key(NODE if axis == "node" else EDGE, of)
-        found.append(FrameOfBatches(of or "", ids, rows, columns))
+        found.append(partial(_add_frame, of or "", ids, rows, columns))
     return found
 
 
-def to_data(message: SampleMessage, frames: Sequence[FrameOfBatches] = ()) -> Data:
+def to_data(message: SampleMessage, frames: Sequence[AddFrame] = ()) -> Data:
     """Return a homogeneous batch; ``frames``: see `frames_of_batches`."""
     data = Data()
     _fill(data, message, {"": data}, frames)
@@ -136,7 +136,7 @@ def to_hetero_data(
     message: SampleMessage,
     node_types: list[NodeType],
     edge_types: list[EdgeType],
-    frames: Sequence[FrameOfBatches] = (),
+    frames: Sequence[AddFrame] = (),
 ) -> HeteroData:
     """Return a heterogeneous batch.
 
@@ -160,7 +160,7 @@ def to_hetero_data(
 
 
 def _fill(
-    data: Any, message: SampleMessage, stores: dict[str, Any], frames: Sequence[FrameOfBatches]
+    data: Any, message: SampleMessage, stores: dict[str, Any], frames: Sequence[AddFrame]
 ) -> None:
     """Give each field its names in the store of its type; the table `FIELDS` has them."""
     of_seeds = []
@@ -180,8 +180,8 @@ def _fill(
         else:
             for attribute in spec.batch:
                 store[attribute] = value.tolist() if spec.on_host else value
-    for frame in frames:
-        frame.add_to(stores, message)
+    for add_frame in frames:
+        add_frame(stores, message)
     # last: PyG counts nodes by the first attribute that it knows, and `batch` is one
     for store, spec, value in of_seeds:
         store[spec.batch[0]] = value

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,18 +19,16 @@ def read_database_file(root: Path | None) -> dict[str, Any]:
         ConfigError: The file is damaged.
         UsageError: They are not made of a database.
     """
+    path = Path() if root is None else root / DATABASE_FILE
+    if not path.is_file():
+        raise UsageError(
+            "only a dataset of DistDataset.from_database, or one loaded from its directory, knows "
+            "its database and has col_stats"
+        )
     try:
-        if root is not None:
-            content: dict[str, Any] = json.loads((root / DATABASE_FILE).read_bytes())
-            return content
-    except FileNotFoundError:
-        pass
+        return cast("dict[str, Any]", json.loads(path.read_bytes()))
     except ValueError as error:
-        raise ConfigError(f"{root}/{DATABASE_FILE} is damaged: {error}; copy it again") from error
-    raise UsageError(
-        "only a dataset of DistDataset.from_database, or one loaded from its directory, knows its "
-        "database and has col_stats"
-    )
+        raise ConfigError(f"{path} is damaged: {error}; copy it again") from error
 
 
 def col_stats_of(content: dict[str, Any]) -> dict[str, dict[str, dict[Any, Any]]]:

@@ -417,8 +417,7 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         # By its public name: what writes partitions is above what reads them.
         from gigl_loader import partition_database
 
-        given = {"upto": upto, **options}
-        written, _ = partition_database(source, root, num_partitions, **given)
+        written, _ = partition_database(source, root, num_partitions, upto=upto, **options)
         return cls.load(written, partition_idx, mmap=mmap)
 
     def task(self, task: object) -> Any:

@@ -168,13 +168,9 @@ class Expansion:
         nodes, in the order of edge types and labels.
         """
         fanouts = {name: hops[hop] for name, hops in self._plan.fanouts.items() if hops[hop]}
-        trees = {
-            name: self._nodes.trees(self._ends[name][0], *frontier[self._ends[name][0]])
-            for name in fanouts
-        }
-        if not trees:
-            return {}
-        of = np.concatenate([*trees.values()])
+        ends = [self._ends[name][0] for name in fanouts]
+        trees = [self._nodes.trees(end, *frontier[end]) for end in ends]
+        of = np.concatenate([np.empty(0, np.int64), *trees])
         counts = np.bincount(of, minlength=free.size)
         rank = np.empty(of.size, np.int64)  # of a node among all that its tree expands
         order = np.argsort(of, kind="stable")
@@ -182,13 +178,10 @@ class Expansion:
         share, rest = np.divmod(free, np.maximum(counts, 1))
         more = share[of] + (rank < rest[of])
         free[counts > 0] = 0
-        ends = np.cumsum([one.size for one in trees.values()])[:-1]
-        parts = np.split(more, ends)
+        parts = np.split(more, np.cumsum([one.size for one in trees]))
         most = (1 << 31) - 1  # a wider one is refused by other partitions
-        return {
-            name: np.minimum(parts[i] + fanout, most)
-            for i, (name, fanout) in enumerate(fanouts.items())
-        }
+        of_each = zip(fanouts.items(), parts[:-1], strict=True)
+        return {name: np.minimum(part + fanout, most) for (name, fanout), part in of_each}
 
     def _collect(
         self,

@@ -341,7 +341,7 @@ def test_a_key_of_another_table_with_the_same_name_stays(tmp_path: Path) -> None
     keys = {"users": {"pkey": "id", "fkeys": {"by": "users"}}, "posts": {"fkeys": {"by": "users"}}}
     dataset = DistDataset.from_database(tables, root=tmp_path / "r", keys=keys, progress=False)
     given: Any = {"nodes": ("users", torch.arange(2)), "time": None, "target": None}
-    split = Split("t", "train", pa.table({}), **given, hidden={"users": ["by"]})
+    split = Split("t", "train", pa.table({}), **given, hidden={("users", "by")})
     found = fanouts_of(split, [1], dataset.schema)
     assert {kind for kind, hops in found.items() if hops == [0]} == {
         ("users", "f2p_by", "users"),
@@ -397,6 +397,31 @@ def test_times_and_keys_of_any_name_and_size(tmp_path: Path, key: str) -> None:
     assert split.time is not None
     assert split.time.unique().tolist() == [3 * 86_400 + 4 * 86_400 * i for i in range(4)]
     assert split.nodes[1].tolist() == [0, 1] * 4
+
+
+def test_times_that_are_floats_with_a_missing_one(tmp_path: Path) -> None:
+    days = [number * 86_400 + 0.5 for number in range(19)]
+    tables = {
+        "p": pa.table({"id": [0, 1]}),
+        "s": pa.table({"c": [0, 1] * 10, "at": [*days, float("nan")]}),
+    }
+    keys = {"p": {"pkey": "id"}, "s": {"time_col": "at", "fkeys": {"c": "p"}}}
+    task = Task(
+        entity=("p", "c"),
+        time="timestamp",
+        target="n",
+        timedelta="2 days",
+        val_timestamp=10 * 86_400,
+        test_timestamp=14 * 86_400,
+        sql="SELECT timestamp, 1 AS c, 2.0 AS n FROM timestamps",
+        database=open_database(tables, keys),
+    )
+    times = {name: task.split(name).time for name in SPLITS}
+    # the first row is half a second after 1970 began, so that second is no seed's
+    wanted = {"train": [2, 4, 6, 8], "val": [10], "test": [14]}
+    for name, of in times.items():
+        assert of is not None
+        assert [at / 86_400 for at in of.tolist()] == wanted[name]
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,16 @@ def test_each_text_is_embedded_once(tmp_path: Path) -> None:
     assert dataset.col_stats["child"]["v"] == {StatType.EMB_DIM: 3}
 
 
+def test_a_column_of_texts_without_one_and_names_with_braces(tmp_path: Path) -> None:
+    child = {"text": pa.nulls(3, pa.string()), "{}": ["a", "b", "a"], "m{0}": [["x"], [], None]}
+    kinds = {"child": {"text": "text_embedded", "{}": "categorical"}}
+    frame = frame_of(_opened(child, tmp_path, embed=_embed, kinds=kinds), "child")
+    assert frame.feat_dict[stype.embedding].values.tolist() == [[0.0]] * 3
+    assert frame.feat_dict[stype.categorical].tolist() == [[0], [1], [0]]
+    several = [frame.feat_dict[stype.multicategorical][i, 0].tolist() for i in range(3)]
+    assert several == [[0], [], [-1]]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
