@@ -22,6 +22,7 @@ from gigl_loader.partitioning.partition_tables import (
     partition_tables,
 )
 from gigl_loader.partitioning.tables.spec import Method, Report
+from gigl_loader.runtime.decoding import analysed
 from gigl_loader.runtime.keyword_names import with_known_names
 from gigl_loader.runtime.object_storage.folder_cache import Cache
 
@@ -195,7 +196,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _kinds_by_name(kinds: Any) -> dict[str, dict[str, str | None]]:
     try:
-        return msgspec.convert(msgspec.to_builtins(kinds or {}), dict[str, dict[str, str | None]])
+        plain = msgspec.to_builtins(kinds or {})
+        return msgspec.convert(plain, analysed(dict[str, dict[str, str | None]]))
     except (msgspec.ValidationError, TypeError) as error:
         raise WrongTypeError(
             f"kinds must be a dict by table, of dicts by column, got {kinds!r}"
