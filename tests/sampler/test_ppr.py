@@ -19,8 +19,8 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.sampler.options import PPRSamplerOptions
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
+from gigl_loader.sampler.ppr.ppr_push import TopNodes
 from gigl_loader.sampler.ppr.ppr_sampler import (
-    TopNodes,
     merged,
     ppr_keywords,
     ppr_sampler,

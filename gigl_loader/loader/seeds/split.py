@@ -1,6 +1,6 @@
 """`Split`: rows of a task as seeds, and the arguments of a loader that they stand for."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ class Split:
     destinations; None: masked, or there are none."""
     num_dst_nodes: int = 0
     """Nodes of the destinations' type."""
-    hidden: Set[tuple[NodeType, str]] = frozenset()
+    hidden: frozenset[tuple[NodeType, str]] = frozenset()
     """(table, column) of what no batch has; of foreign keys, the edges."""
 
     def __len__(self) -> int:

@@ -149,10 +149,10 @@ class Task:
         return replace(task, dataset=dataset)
 
     @property
-    def hidden(self) -> set[tuple[NodeType, str]]:
+    def hidden(self) -> frozenset[tuple[NodeType, str]]:
         """(table, column) that no batch has: `remove_columns`, and a target that is one."""
         own = [(self.entity[0], self.target)] if self.kind == "autocomplete" else []
-        return {(table, column) for table, column in (*self.remove_columns, *own)}
+        return frozenset((table, column) for table, column in (*self.remove_columns, *own))
 
     @property
     def col_stats(self) -> dict[str, dict[str, dict[Any, Any]]]:
