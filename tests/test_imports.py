@@ -113,9 +113,9 @@ FACES = {
         "partition.checks": "check_edge_dir check_edge_type check_partitions",
         "partition.doubts": "IGNORED_LABEL check_enough_nodes empty_partitions low_labels "
         "not_numbers warn_of",
-        "partition.frames": "CONSTANT FRAME FrameColumns FrameGroup Frames MOST_VALUES PADDED "
+        "partition.frames": "FRAME FrameColumns FrameGroup Frames MOST_VALUES NO_TIME PADDED "
         "attributes_of check_installed frame_attribute is_frame is_of_frame lengths_attribute "
-        "to_frame",
+        "stamp_parts to_frame",
         "partition.partition_output": "FeaturePartitionData GraphPartitionData PartitionOutput "
         "by_type",
         "partition.partition_view": "A Adjacency Book Matrix Owner PartitionView ROW_KINDS Row "
@@ -131,9 +131,9 @@ FACES = {
     "partitioning": {
         # for tasks
         "databases.database_tables": "digest_of_source",
-        "databases.encode": "is_null key_sql",
+        "databases.encode": "key_sql",
         "databases.source": "Database MANIFEST NUMBERS family_of named one_row open_database "
-        "seconds_of seconds_sql ticks_sql upto_sql",
+        "seconds_of seconds_sql upto_sql",
         "tables.engine_sql": "quoted quoted_name",
         # for commands
         "databases.partition_database": "partition_database",

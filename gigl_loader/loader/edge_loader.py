@@ -30,7 +30,7 @@ from gigl_loader.loader.seeds.edge_input import (
 )
 from gigl_loader.loader.seeds.seed_input import TimeInput
 from gigl_loader.loader.seeds.seed_limits import SeedLimits
-from gigl_loader.loader.seeds.split import Split, in_full
+from gigl_loader.loader.seeds.split import Split, SplitInput
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.edges import EDGE_KIND
 from gigl_loader.sampler.options import SamplerOptions, Shuffle
@@ -240,12 +240,17 @@ class DistLinkNeighborLoader(LoaderInSteps):
         edge_label_time: TimeInput | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
-        time = edge_label_time
-        num_neighbors, seeds, time, row = in_full(
-            edge_label_index, dataset, num_neighbors, sampler_options, keywords, time, links=True
+        given = SplitInput.of(
+            edge_label_index,
+            dataset,
+            num_neighbors,
+            sampler_options,
+            keywords,
+            edge_label_time,
+            links=True,
         )
         options = LoaderOptions.of(
-            num_neighbors=num_neighbors,
+            num_neighbors=given.num_neighbors,
             num_workers=num_workers,
             batch_size=batch_size,
             context=context,
@@ -264,7 +269,7 @@ class DistLinkNeighborLoader(LoaderInSteps):
             non_blocking_transfers=non_blocking_transfers,
             **keywords,
         )
-        limits = SeedLimits.of(options, time, TIMES, row)
+        limits = SeedLimits.of(options, given.time, TIMES, given.row)
         # PyG's words: an edge has no time of its own that its ends could be compared with.
         if SEED_TIME not in limits.given and options.expansion.time_attr is not None:
             raise ConfigError(
@@ -276,10 +281,10 @@ class DistLinkNeighborLoader(LoaderInSteps):
 
         def local(edges_given: Any, data: DistDataset) -> tuple[NodeSamplerInput, SamplerKind]:
             edges = edges_of_this_machine(data, edges_given, edge_label)
-            inputs = shifted([edges], self._negatives)[0].sampler_input()
+            seeds = shifted([edges], self._negatives)[0].sampler_input()
             is_new = edges.edge_type not in data.view().adjacency
             sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict, is_new=is_new)
-            return limits.added_to(inputs), sampler
+            return limits.added_to(seeds), sampler
 
         def store(edges_given: Any, dataset: Any) -> tuple[list[NodeSamplerInput], SamplerKind]:
             num_nodes, schema = dataset.fetch_num_nodes(), dataset.fetch_schema()
@@ -291,7 +296,7 @@ class DistLinkNeighborLoader(LoaderInSteps):
             inputs = [edges.sampler_input() for edges in shifted(by_server, self._negatives)]
             return by_server_as_edges(limits, inputs).added_to(inputs), sampler
 
-        start_loader(self, dataset, options, seeds, local=local, store=store)
+        start_loader(self, dataset, options, given.seeds, local=local, store=store)
 
     def _sampler(
         self, edge_type: EdgeType, num_nodes: Mapping[NodeType, int], strict: bool, *, is_new: bool

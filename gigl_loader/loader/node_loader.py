@@ -24,7 +24,7 @@ from gigl_loader.loader.seeds.seed_input import (
     typed_seeds,
 )
 from gigl_loader.loader.seeds.seed_limits import SeedLimits
-from gigl_loader.loader.seeds.split import Split, in_full
+from gigl_loader.loader.seeds.split import Split, SplitInput
 from gigl_loader.runtime.glt_classes import Dataset, NodeSamplerInput
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND, SUBGRAPH_KIND
 from gigl_loader.sampler.options import SamplerOptions, Shuffle
@@ -212,11 +212,11 @@ class DistNeighborLoader(LoaderInSteps):
         input_time: TimeInput | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
-        num_neighbors, seeds, input_time, row = in_full(
-            input_nodes, dataset, num_neighbors, sampler_options, keywords, input_time, links=False
+        given = SplitInput.of(
+            input_nodes, dataset, num_neighbors, sampler_options, keywords, input_time
         )
         options = LoaderOptions.of(
-            num_neighbors=num_neighbors,
+            num_neighbors=given.num_neighbors,
             num_workers=num_workers,
             batch_size=batch_size,
             context=context,
@@ -235,13 +235,13 @@ class DistNeighborLoader(LoaderInSteps):
             non_blocking_transfers=non_blocking_transfers,
             **keywords,
         )
-        limits = SeedLimits.of(options, input_time, row=row)
+        limits = SeedLimits.of(options, given.time, row=given.row)
         sampler = self._sampler
         start_loader(
             self,
             dataset,
             options,
-            seeds,
+            given.seeds,
             local=lambda nodes, data: (limits.added_to(local_input(data, nodes)), sampler),
             store=lambda nodes, store: (limits.added_to(remote_input(store, nodes)), sampler),
         )

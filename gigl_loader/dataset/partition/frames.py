@@ -22,21 +22,24 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from gigl_loader.errors import ConfigError, needed
+import numpy as np
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.runtime.memory.segments import Array
 
 if TYPE_CHECKING:  # workers read this module and do without torch
     from torch import Tensor
 
 FRAME = "tf"
 """The attribute of a graph and of a batch, as RelBench and PyG name it."""
-CONSTANT = "__const__"
-"""The column of a table that has no other, as in RelBench: the number 1."""
 MOST_VALUES = 256
 """Values in a cell of a column of varying length."""
 PADDED = ("multicategorical", "sequence_numerical")
 """Kinds of varying length: a cell has as many stored numbers as the longest."""
 _NARROW = {"categorical": "int32", "timestamp": "int16", "multicategorical": "int32"}
 """Types of stored integers, by kind."""
+NO_TIME = -(2**63)
+"""A missing timestamp among seconds."""
 _PREFIX = "tf-"
 _WAYS_OUT = {
     "text_tokenized": "give the texts as text_embedded, or tokenize them in the training loop",
@@ -175,19 +178,42 @@ def _narrowed(values: "Tensor", dtype: str | None) -> "Tensor":
     return values.to(kind if limits.min <= low and high <= limits.max else torch.int64)
 
 
+def stamp_parts(seconds: Array) -> Array:
+    """Return ``[n, 7]`` int64: year, month - 1, day - 1, weekday, hour, minute, second.
+
+    Args:
+        seconds: ``[n]`` int64, since 1970; `NO_TIME` gives seven times -1.
+    """
+    parts: Array = np.empty((len(seconds), 7), np.int64)
+    missing = seconds == NO_TIME
+    days, rest = np.divmod(np.where(missing, 0, seconds), 86_400)
+    dates: Any = days.astype("M8[D]")
+    months = dates.astype("M8[M]")
+    parts[:, 0], parts[:, 1] = np.divmod(months.astype(np.int64), 12)
+    parts[:, 0] += 1970
+    parts[:, 2] = (dates - months.astype("M8[D]")).astype(np.int64)
+    parts[:, 3] = (days + 3) % 7  # 1970 began on a Thursday
+    parts[:, 4], rest = np.divmod(rest, 3_600)
+    parts[:, 5], parts[:, 6] = np.divmod(rest, 60)
+    parts[missing] = -1
+    return parts
+
+
 # --- to a TensorFrame -----------------------------------------------------------------------------
 
 
 def check_installed(frames: Iterable[str]) -> None:
     """Raise `ConfigError` if PyTorch Frame is needed, for rows of the given types, and missing."""
     types = sorted(frames)
-    way_out = (
-        f"the dataset has rows of mixed types (tf of {types}), and batches with these need PyTorch "
-        'Frame: run pip install "gigl_loader[relational]"'
-    )
-    with needed(way_out):
-        if types:
-            import torch_frame  # noqa: F401  # in the training process alone: it takes a second
+    if not types:
+        return
+    try:
+        import torch_frame  # noqa: F401  # in the training process alone: it takes a second
+    except ImportError as error:
+        raise ConfigError(
+            f"the dataset has rows of mixed types (tf of {types}), and batches with these need "
+            f'PyTorch Frame: run pip install "gigl_loader[relational]" ({error})'
+        ) from error
 
 
 def to_frame(columns: FrameColumns, arrays: "Mapping[str, Tensor]", num_rows: int) -> Any:

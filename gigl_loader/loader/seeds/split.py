@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.partition.frames import CONSTANT, FRAME
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType, NodeType, is_label_edge_type
 from gigl_loader.errors import ConfigError
 
@@ -42,8 +41,8 @@ class Split:
     destinations; None: masked, or there are none."""
     num_dst_nodes: int = 0
     """Nodes of the destinations' type."""
-    hidden: frozenset[tuple[NodeType, str]] = frozenset()
-    """(table, column) of what no batch has; of foreign keys, the edges."""
+    hidden: Mapping[NodeType, list[str]] = field(default_factory=dict)
+    """By table, the columns that no batch has; of foreign keys, the edges."""
 
     def __len__(self) -> int:
         return int(self.nodes[1].numel())
@@ -89,10 +88,16 @@ class Split:
 def fanouts_of(split: Split, num_neighbors: Any, schema: DatasetSchema) -> Any:
     """Return fan-outs with 0 for the edges of hidden keys, which no batch has then."""
     kinds = [kind for kind in schema.edge_types or () if not is_label_edge_type(kind)]
-    keys = {(table, f"f2p_{column}") for table, column in split.hidden}
-    # the table with the key is at the other end of the reversed edges
-    back = {(f"rev_{name}", table) for table, name in keys}
-    hidden = {kind for kind in kinds if kind[:2] in keys or kind[1:] in back}
+    named = {
+        (table, f"{start}f2p_{name}")
+        for table, columns in split.hidden.items()
+        for name in columns
+        for start in ("", "rev_")
+    }
+    # the table with the key is at the other end of the reversed edges: another one that refers to
+    # it by a key of that name keeps its edges
+    ends = {k: k[2] if k[1].startswith("rev_") else k[0] for k in kinds}
+    hidden = {k for k, table in ends.items() if (table, k[1]) in named}
     if not hidden:
         return num_neighbors
     given = num_neighbors if isinstance(num_neighbors, Mapping) else {}
@@ -101,9 +106,8 @@ def fanouts_of(split: Split, num_neighbors: Any, schema: DatasetSchema) -> Any:
 
 
 def _finished(split: Split, targets: dict[torch.device, Tensor], batch: Any) -> Any:
-    for table in {table for table, _ in split.hidden}:
-        if FRAME in batch[table]:
-            columns = [column for owner, column in split.hidden if owner == table]
+    for table, columns in split.hidden.items():
+        if "tf" in batch[table]:
             batch[table].tf = without_columns(batch[table].tf, columns)
     if split.target is not None:
         store = batch[split.nodes[0]]
@@ -127,54 +131,74 @@ def without_columns(frame: Any, columns: list[str]) -> Any:
     if not values:
         some = next(iter(frame.feat_dict.values()))
         constant = torch.ones(frame.num_rows, 1, device=some.device)
-        values, names = {stype.numerical: constant}, {stype.numerical: [CONSTANT]}
+        values, names = {stype.numerical: constant}, {stype.numerical: ["__const__"]}
     return TensorFrame(values, names, y=frame.y)
 
 
-def in_full(
-    seeds: Any, dataset: Any, fanouts: Any, sampler: Any, keywords: Any, time: Any, *, links: bool
-) -> tuple[Any, Any, Any, Any]:
-    """Return the arguments of a loader that its seeds stand for, if they are a `Split`.
+@dataclass(frozen=True)
+class SplitInput:
+    """The arguments of a loader that its seeds stand for, if they are a `Split`."""
 
-    Args:
-        seeds: The user's.
-        dataset: The loader's, as are the following.
-        fanouts: Its ``num_neighbors``.
-        sampler: Its ``sampler_options``.
-        keywords: Transform and ``time_attr`` of a split go into them.
-        time: Times of seeds that were given beside them.
-        links: Seeds are edges.
+    num_neighbors: Any
+    seeds: Any
+    time: Any
+    row: Any = None
+    """The column ``input_id`` of the seeds; None: their positions."""
 
-    Returns:
-        (``num_neighbors``, seeds, their times, their ``input_id`` or None for their positions).
+    @classmethod
+    def of(
+        cls,
+        seeds: Any,
+        dataset: Any,
+        num_neighbors: Any,
+        sampler_options: Any,
+        keywords: Any,
+        time: Any,
+        *,
+        links: bool = False,
+    ) -> "SplitInput":
+        """Return the arguments; transform and ``time_attr`` of a split go into ``keywords``.
 
-    Raises:
-        ConfigError: Times were given as well, or a sampler that walks all edges.
-    """
-    if not isinstance(seeds, Split):
-        return fanouts, seeds, time, None
-    split = seeds
-    if time is not None or keywords.get("input_end_time") is not None:
-        raise ConfigError(f"split {split.name!r} has times of its own: leave the others out")
-    is_remote = hasattr(dataset, "fetch_node_ids")
-    schema = dataset.fetch_schema() if is_remote else dataset.schema
-    kept = fanouts_of(split, fanouts, schema)
-    walks_all = sampler is not None or keywords.get("subgraph_type") == "induced"
-    if kept is not fanouts and walks_all:
-        raise ConfigError(
-            f"task {split.task!r} hides foreign keys by fan-outs of 0, which sampler_options and "
-            'subgraph_type="induced" do not heed: leave them out'
-        )
-    if split.time is not None:
-        keywords.setdefault("time_attr", "time")
-    own, then = split.transform, keywords.get("transform")
-    keywords["transform"] = own if then is None else lambda batch: then(own(batch))
-    if links:
-        row = split.links()[1][0]
-        return kept, split.edges, None if split.time is None else split.time[row], row
-    columns: list[Any] = [split.nodes[1], split.time, torch.arange(len(split), device="cpu")]
-    if is_remote:  # any server samples any seed
-        parts = dataset.cluster_info.num_storage_nodes
-        columns = [c if c is None else dict(enumerate(c.tensor_split(parts))) for c in columns]
-    ids, time, row = columns
-    return kept, (split.nodes[0], ids), time, row
+        Args:
+            seeds: The user's.
+            dataset: The loader's, as are the following.
+            num_neighbors: See there.
+            sampler_options: See there.
+            keywords: See there.
+            time: Times of seeds that were given beside them.
+            links: Seeds are edges.
+
+        Raises:
+            ConfigError: Times were given as well, or a sampler that walks all edges.
+        """
+        if not isinstance(seeds, Split):
+            return cls(num_neighbors, seeds, time)
+        split = seeds
+        if time is not None or keywords.get("input_end_time") is not None:
+            raise ConfigError(f"split {split.name!r} has times of its own: leave the others out")
+        is_remote = hasattr(dataset, "fetch_node_ids")
+        schema = dataset.fetch_schema() if is_remote else dataset.schema
+        fanouts = fanouts_of(split, num_neighbors, schema)
+        walks_all = sampler_options is not None or keywords.get("subgraph_type") == "induced"
+        if fanouts is not num_neighbors and walks_all:
+            raise ConfigError(
+                f"task {split.task!r} hides foreign keys by fan-outs of 0, which sampler_options "
+                'and subgraph_type="induced" do not heed: leave them out'
+            )
+        if split.time is not None:
+            keywords.setdefault("time_attr", "time")
+        own, then = split.transform, keywords.get("transform")
+        keywords["transform"] = own if then is None else lambda batch: then(own(batch))
+        if links:
+            row = split.links()[1][0]
+            time = None if split.time is None else split.time[row]
+            return cls(fanouts, split.edges, time, row)
+        columns = [split.nodes[1], split.time, torch.arange(len(split), device="cpu")]
+        if is_remote:  # any server samples any seed
+            servers = dataset.cluster_info.num_storage_nodes
+            ids, time, rows = (
+                None if column is None else dict(enumerate(column.tensor_split(servers)))
+                for column in columns
+            )
+            return cls(fanouts, (split.nodes[0], ids), time, rows)
+        return cls(fanouts, split.nodes, *columns[1:])

@@ -11,13 +11,10 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
-from fractions import Fraction
-from math import ceil, floor
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -26,7 +23,7 @@ from gigl_loader.dataset.schema import FilePath, NodeType
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.loader.seeds.split import Split
 from gigl_loader.partitioning.databases.database_tables import digest_of_source
-from gigl_loader.partitioning.databases.encode import is_null, key_sql
+from gigl_loader.partitioning.databases.encode import key_sql
 from gigl_loader.partitioning.databases.source import (
     MANIFEST,
     NUMBERS,
@@ -37,7 +34,6 @@ from gigl_loader.partitioning.databases.source import (
     open_database,
     seconds_of,
     seconds_sql,
-    ticks_sql,
     upto_sql,
 )
 from gigl_loader.partitioning.tables.engine_sql import quoted, quoted_name
@@ -149,17 +145,20 @@ class Task:
         return replace(task, dataset=dataset)
 
     @property
-    def hidden(self) -> frozenset[tuple[NodeType, str]]:
-        """(table, column) that no batch has: `remove_columns`, and a target that is one."""
+    def hidden(self) -> dict[NodeType, list[str]]:
+        """By table, the columns that no batch has: `remove_columns`, and a target that is one."""
         own = [(self.entity[0], self.target)] if self.kind == "autocomplete" else []
-        return frozenset((table, column) for table, column in (*self.remove_columns, *own))
+        found: dict[NodeType, list[str]] = {}
+        for table, column in (*self.remove_columns, *own):
+            found.setdefault(table, []).append(column)
+        return found
 
     @property
     def col_stats(self) -> dict[str, dict[str, dict[Any, Any]]]:
         """``dataset.col_stats`` of the columns that batches of the task have."""
         known, hidden = self.dataset.col_stats if self.dataset else {}, self.hidden
         return {
-            table: {name: of for name, of in columns.items() if (table, name) not in hidden}
+            table: {name: of for name, of in columns.items() if name not in hidden.get(table, ())}
             for table, columns in known.items()
         }
 
@@ -188,7 +187,7 @@ class Task:
         whole = is_shipped or name == "test"
         cut = None if whole else _stamp(self, self.database, "test_timestamp")
         what = f"task {self.name!r}, split {name!r}"
-        with closing(replace(self.database, cut=cut).connect()) as connection, named(what):
+        with closing(self.database.upto(cut).connect()) as connection, named(what):
             rows = _Rows(self, self.database, name, connection, what)
             if is_shipped:
                 rows.make(f"SELECT * FROM read_parquet({quoted(file)})", "ORDER BY rowid")
@@ -212,14 +211,15 @@ def _stamp(task: Task, database: Database, name: str) -> int:
 
 
 def _check_hidden(task: Task, database: Database) -> None:
-    for table, column in task.hidden:
-        is_there = column in database.columns.get(table, ())
-        if not is_there or column == database.tables[table].time_col:
-            which = "the time column of" if is_there else "and there is none of that name in"
-            raise ConfigError(
-                f"task {task.name!r} hides {column!r}, {which} table {table!r}: leave it out of "
-                "remove_columns, which may name all columns but that of the time"
-            )
+    for table, columns in task.hidden.items():
+        for column in columns:
+            is_there = column in database.columns.get(table, ())
+            if not is_there or column == database.tables[table].time_col:
+                which = "the time column of" if is_there else "and there is none of that name in"
+                raise ConfigError(
+                    f"task {task.name!r} hides {column!r}, {which} table {table!r}: leave it out "
+                    "of remove_columns, which may name all columns but that of the time"
+                )
 
 
 @dataclass
@@ -248,8 +248,8 @@ class _Rows:
 
     def _delta(self) -> int:
         given = self.task.timedelta
-        # of Python's timedelta, too, but for the comma
-        text = quoted(f"{given} seconds" if isinstance(given, int) else str(given).replace(",", ""))
+        seconds = given.total_seconds() if isinstance(given, timedelta) else given
+        text = quoted(given if isinstance(given, str) else f"{seconds} seconds")
         parts = "epoch(i), date_part('year', i) + date_part('month', i)"
         query = f"SELECT {parts} FROM (SELECT TRY_CAST({text} AS INTERVAL) AS i)"
         found, months = one_row(self.connection, query)
@@ -262,18 +262,18 @@ class _Rows:
 
     def _range(self) -> tuple[int, int]:
         """Return the first second of all tables, rounded up, and the last one, rounded down."""
-        seconds: list[int] = []
+        ends = []
         for table, keys in self.database.tables.items():
             if keys.time_col is not None:
                 kind = self.database.columns[table][keys.time_col]
-                ticks, second = ticks_sql(quoted_name(keys.time_col), kind)
-                ends = f"SELECT min({ticks}), max({ticks}) FROM {quoted_name(table)}"
-                first, last = one_row(self.connection, ends)
-                if first is not None:
-                    seconds += [ceil(Fraction(first) / second), floor(Fraction(last) / second)]
-        if not seconds:
+                down = seconds_sql(quoted_name(keys.time_col), kind)
+                up = f"{down} + (NOT {upto_sql(keys.time_col, kind, down)})::BIGINT"
+                ends.append(f"SELECT {up} AS up, {down} AS down FROM {quoted_name(table)}")
+        both = " UNION ALL ".join(ends) or "SELECT NULL::BIGINT AS up, NULL::BIGINT AS down"
+        first, last = one_row(self.connection, f"SELECT min(up), max(down) FROM ({both})")
+        if first is None:
             raise ConfigError("no table has a time, so there are no splits by time")
-        return min(seconds[::2]), max(seconds[1::2])
+        return first, last
 
     def _seed_times(self) -> list[int]:
         """Return the times of the seeds, in RelBench's order."""
@@ -309,8 +309,11 @@ class _Rows:
             )
         times, delta = self._seed_times(), self._delta()
         self.times = f"seeds at {', '.join(str(np.datetime64(at, 's')) for at in sorted(times))}"
-        stamps = pa.array(times, pa.timestamp("s")).cast(pa.timestamp("us"))
-        self.connection.register("timestamps", pa.table({"timestamp": stamps}))
+        self.connection.execute(
+            "CREATE TEMP TABLE timestamps AS SELECT make_timestamp(unnest(?::BIGINT[]) * 1000000) "
+            'AS "timestamp"',
+            [times],
+        )
         text = f"{delta // 86_400} days {timedelta(seconds=delta % 86_400)!s:0>8}"
         made = str(task.sql).replace("{timedelta}", text).rstrip("; \n")
         entity, time = quoted_name(task.entity[1]), quoted_name(task.time)
@@ -335,7 +338,9 @@ class _Rows:
         val, test = (self._upto(table, f"{at}_timestamp") for at in ("val", "test"))
         within = {"train": val, "val": f"{test} AND NOT {val}", "test": f"NOT {test}"}[self.split]
         self.times = f"where {within}"
-        missing = is_null(self.task.target, columns[self.task.target])
+        missing = f"{target} IS NULL"
+        if family_of(columns[self.task.target]) == "float":
+            missing = f"({missing} OR isnan({target}))"
         key, time = quoted_name(keys.pkey or "primary_key"), quoted_name(keys.time_col)
         numbered = f"SELECT *, {self._key(table)} AS {key} FROM {quoted_name(table)}"
         rows = quoted_name(table) if keys.pkey else f"({numbered})"
@@ -402,9 +407,11 @@ class _Rows:
             pairs = other, torch.stack([rows, of])
         else:
             target = self._target(kinds[label])
-        num_dst = 0 if pairs is None or not pairs[1].numel() else int(pairs[1][1].max()) + 1
+        num_dst = 0
         if other and task.dataset is not None:
             num_dst = task.dataset.view().num_nodes[other]
+        elif pairs is not None and pairs[1].numel():
+            num_dst = int(pairs[1][1].max()) + 1
         given = (self.table, (table, ids), seconds, target, pairs, num_dst, task.hidden)
         return Split(task.name, self.split, *given)
 

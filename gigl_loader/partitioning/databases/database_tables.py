@@ -13,13 +13,18 @@ import msgspec
 from msgspec.structs import asdict
 
 from gigl_loader.dataset.column_stats import DATABASE_FILE
-from gigl_loader.dataset.partition.frames import FrameColumns, Frames, attributes_of
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.partitioning.databases.encode import Rules, check_keys, encode_table
+from gigl_loader.partitioning.databases.encode import Embed, EncodedTable, check_keys, encode_table
 from gigl_loader.partitioning.databases.source import MANIFEST, Database, as_arrow
 from gigl_loader.partitioning.partition_tables import digest_of_table
-from gigl_loader.partitioning.tables.spec import EdgeTable, NodeTable, TableGraph, read_graph
+from gigl_loader.partitioning.tables.spec import (
+    EdgeTable,
+    FrameNodes,
+    NodeTable,
+    TableGraph,
+    read_graph,
+)
 from gigl_loader.partitioning.tables.table_files import stamp
 from gigl_loader.runtime.decoding import analysed
 
@@ -61,34 +66,46 @@ def check_kinds(database: Database, kinds: Mapping[str, Mapping[str, Any]]) -> N
         )
 
 
-def tables_of(job: Any, database: Database, rules: Rules, digest: str) -> TableGraph:
+def tables_of(
+    job: Any,
+    database: Database,
+    kinds: Mapping[str, Mapping[str, Any]],
+    before: int | None,
+    embed: Embed | None,
+    digest: str,
+    *,
+    drop: bool,
+) -> TableGraph:
     """Check the keys, write the rows, and return the tables of them.
 
     Args:
         job: The run.
         database: The database, with its cut.
-        rules: For their columns.
+        kinds: Kinds that the caller chose.
+        before: See `encode_table`.
+        embed: See there.
         digest: Of all that was asked for.
+        drop: See `check_keys`.
     """
     # All keys before all rows: an error should not wait for them.
-    as_text = job.step("keys", lambda: check_keys(job, database, drop=rules.drop_dangling))
+    as_text = job.step("keys", lambda: check_keys(job, database, drop=drop))
     nodes: dict[str, NodeTable] = {}
     edges: dict[EdgeType, EdgeTable] = {}
-    frames: Frames = {}
     stats, left_out = {}, dict[str, list[str]]()
     for number, (table, keys) in enumerate(database.tables.items()):
-        encode = partial(encode_table, job, database, table, as_text, rules)
-        rows = job.step(f"rows/{number}", encode)
-        stats[table] = rows["stats"]
-        for reason, names in rows["left_out"].items():
+        path, chosen = job.folder / "tables" / str(number) / "rows.parquet", kinds.get(table, {})
+        given = (job, database, table, as_text, chosen, before, embed, path)
+        made = job.step(f"rows/{number}", partial(encode_table, *given))
+        rows = msgspec.convert(made, analysed(EncodedTable))
+        stats[table] = rows.stats
+        for reason, names in rows.left_out.items():
             left_out.setdefault(reason, []).extend(f"{table}.{name}" for name in names)
-        frames[table] = msgspec.convert(rows["frame"], analysed(FrameColumns))
         time = "time" if keys.time_col else None
-        nodes[table] = NodeTable(rows["path"], time=time, attributes=attributes_of(frames[table]))
+        nodes[table] = FrameNodes(str(path), time=time, frame=rows.frame)
         for i, (column, parent) in enumerate(keys.fkeys.items()):
             name = f"key-{i}"
-            edges[table, f"f2p_{column}", parent] = EdgeTable(rows["path"], src="id", dst=name)
-            edges[parent, f"rev_f2p_{column}", table] = EdgeTable(rows["path"], src=name, dst="id")
+            edges[table, f"f2p_{column}", parent] = EdgeTable(str(path), src="id", dst=name)
+            edges[parent, f"rev_f2p_{column}", table] = EdgeTable(str(path), src=name, dst="id")
     for reason, names in left_out.items():
         _log.warning("columns left out (%s): %s", reason, ", ".join(names))
     described = {
@@ -102,4 +119,4 @@ def tables_of(job: Any, database: Database, rules: Rules, digest: str) -> TableG
         "col_stats": stats,
     }
     files = {DATABASE_FILE: json.dumps(described, indent=1)}
-    return replace(read_graph(nodes, edges), frames=frames, files=files, database=digest)
+    return replace(read_graph(nodes, edges), files=files, database=digest)

@@ -6,23 +6,24 @@ column of lists.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec import to_builtins
 
 from gigl_loader.dataset.partition.frames import (
+    NO_TIME,
     PADDED,
+    FrameColumns,
     FrameGroup,
     frame_attribute,
     lengths_attribute,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.partitioning.databases.kinds import Column, Columns, Kinds, time_parts
+from gigl_loader.partitioning.databases.kinds import Column, Columns
 from gigl_loader.partitioning.databases.source import (
     NUMBERS,
     Database,
@@ -61,8 +62,7 @@ def key_sql(name: str, kind: str, *, as_text: bool) -> str:
     return whole if family in ("float", "decimal") else f"TRY_CAST({name} AS BIGINT)"
 
 
-def is_null(column: str, kind: str) -> str:
-    """Return SQL that is true where a column has no value; pandas has NaN for it."""
+def _is_null(column: str, kind: str) -> str:
     name = quoted_name(column)
     return f"({name} IS NULL OR isnan({name}))" if family_of(kind) == "float" else f"{name} IS NULL"
 
@@ -85,13 +85,13 @@ def check_keys(job: ResumableJob, database: Database, *, drop: bool) -> dict[str
             number, or times are no times.
     """
     with job.engine() as whole, job.engine() as cut:
-        replace(database, cut=None).connect(whole)
+        database.upto(None).connect(whole)
         database.connect(cut)
         as_text = {table: _check_primary_key(whole, database, table) for table in database.tables}
         for table, keys in database.tables.items():
             _check_times(whole, database, table)
-            for column, parent in keys.fkeys.items():
-                _check_foreign_key(cut, whole, database, table, column, as_text[parent], drop)
+            for column in keys.fkeys:
+                _check_foreign_key(cut, whole, database, table, column, as_text, drop)
     return as_text
 
 
@@ -105,7 +105,7 @@ def _check_primary_key(connection: Any, database: Database, table: str) -> bool:
     whole = key_sql(name, kind, as_text=False) if is_number else name
     rows, nulls, wholes, different = one_row(
         connection,
-        f"SELECT count(*), count(*) FILTER ({is_null(column, kind)}), count({whole}), "
+        f"SELECT count(*), count(*) FILTER ({_is_null(column, kind)}), count({whole}), "
         f"count(DISTINCT {name}) FROM {view}",
     )
     if nulls:
@@ -134,18 +134,26 @@ def _check_times(connection: Any, database: Database, table: str) -> None:
             f"times, such as {_examples(connection, wrong)}: write them as 2020-01-31 12:00:00"
         )
     if rows > times:
-        what = "taken as of long ago" if database.cut is None else "left out by the cut"
+        what = (
+            "left out, as the table is cut" if database.cut is not None else "taken as of long ago"
+        )
         _log.warning("table %r: %d of %d rows have no time: %s", table, rows - times, rows, what)
 
 
 def _check_foreign_key(
-    cut: Any, whole: Any, database: Database, table: str, column: str, as_text: bool, drop: bool
+    cut: Any,
+    whole: Any,
+    database: Database,
+    table: str,
+    column: str,
+    as_text: Mapping[str, bool],
+    drop: bool,
 ) -> None:
     """Check a foreign key; ``cut`` has the rows that become nodes, ``whole`` also later ones."""
     parent, view = database.tables[table].fkeys[column], quoted_name(table)
     pkey, where = str(database.tables[parent].pkey), f"table {table!r}: foreign key {column!r}"
     kind, wanted = database.columns[table][column], database.columns[parent][pkey]
-    given = f"{view} WHERE NOT {is_null(column, kind)}"
+    given = f"{view} WHERE NOT {_is_null(column, kind)}"
     families = {family_of(kind), family_of(wanted)}
     if kind != wanted and not any(families <= {*group} for group in _COMPARABLE):
         # one that is null everywhere may be of any type
@@ -155,8 +163,8 @@ def _check_foreign_key(
                 "convert one of them"
             )
         return
-    key = key_sql(quoted_name(column), kind, as_text=as_text)
-    there = key_sql(quoted_name(pkey), wanted, as_text=as_text)
+    key = key_sql(quoted_name(column), kind, as_text=as_text[parent])
+    there = key_sql(quoted_name(pkey), wanted, as_text=as_text[parent])
     # the alias is no column of the table, in which "k" may be one
     there = f"(SELECT {there} AS {_THERE} FROM {quoted_name(parent)}) ON {key} = {_THERE}"
     lost = f"(FROM {given}) ANTI JOIN {there}"
@@ -176,24 +184,28 @@ def _check_foreign_key(
 # --- rows -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rules:
-    """How the columns of a database become rows."""
+@dataclass
+class EncodedTable:
+    """A table on disk, as `encode_table` notes it."""
 
-    kinds: Mapping[str, Kinds]
-    """Kinds that the caller chose, by table and column."""
-    before: int | None
-    """Rows of earlier seconds count in statistics; None: all rows."""
-    embed: Embed | None
-    """Texts to ``[n, d]``; None: texts are left out."""
-    drop_dangling: bool
-    """Foreign keys that are in no row give no edge, in place of an error."""
+    frame: FrameColumns
+    stats: dict[str, dict[str, Any]]
+    """See `Column.stats`."""
+    left_out: dict[str, list[str]]
+    """See `Columns.left_out`."""
 
 
 def encode_table(
-    job: ResumableJob, database: Database, table: str, as_text: Mapping[str, bool], rules: Rules
+    job: ResumableJob,
+    database: Database,
+    table: str,
+    as_text: Mapping[str, bool],
+    kinds: Mapping[str, str | None],
+    before: int | None,
+    embed: Embed | None,
+    path: Path,
 ) -> dict[str, Any]:
-    """Write a table to a file; return its path, `FrameColumns`, statistics, and what is left out.
+    """Write a table to a Parquet file; return the fields of `EncodedTable`.
 
     The columns are ``id``, ``key-0`` and so on, ``time``, and the attributes of its frame.
 
@@ -202,10 +214,12 @@ def encode_table(
         database: The database, with its cut.
         table: The table.
         as_text: See `check_keys`.
-        rules: For its columns.
+        kinds: Kinds that the caller chose, by column.
+        before: Rows of earlier seconds count in statistics; None: all rows.
+        embed: Texts to ``[n, d]``; None: texts are left out.
+        path: The file.
     """
     keys, types = database.tables[table], database.columns[table]
-    path = job.folder / "tables" / str(list(database.tables).index(table)) / "rows.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     select, counts = {"id": "row_number() OVER () - 1"}, "true"
     named_by = {"id": (keys.pkey, table)} if keys.pkey is not None else {}
@@ -215,120 +229,166 @@ def encode_table(
     if keys.time_col is not None:
         seconds = seconds_sql(quoted_name(keys.time_col), types[keys.time_col])
         select["time"] = f"coalesce({seconds}, {_NO_TIME_OF_ROW})"
-        counts = "true" if rules.before is None else f"{seconds} < {rules.before}"
+        counts = "true" if before is None else f"{seconds} < {before}"
     features = {c: kind for c, kind in types.items() if c != keys.pkey and c not in keys.fkeys}
     # Read a few times, and removed: see `write_rows`.
     plain: Any = {"use_dictionary": False, "write_statistics": False, "compression": "none"}
     with job.engine(ordered=True) as connection, named(f"table {table!r}"):
         database.connect(connection)
-        chosen, embeds = rules.kinds.get(table, {}), rules.embed is not None
-        found = Columns(connection, table, features, chosen, counts, embeds=embeds)
-        for i, feature in enumerate(found.all):
-            if feature.kind == "text_embedded" and rules.embed is not None:
-                name = f"text_{path.parent.name}_{i}"
-                _embed_texts(connection, table, feature, rules.embed, path.with_name(name))
-        groups = _add_frame(select, found.all)
-        listed = ", ".join(f"{sql} AS {quoted_name(name)}" for name, sql in select.items())
+        found = Columns(connection, table, features, kinds, counts, embeds=embed is not None)
+        frame = _Frame(connection, table, found.all, embed, path)
+        listed = ", ".join(
+            f"{sql} AS {quoted_name(name)}" for name, sql in (select | frame.select).items()
+        )
         query = connection.sql(f"SELECT {listed} FROM {found.view}")
         reader = query.to_arrow_reader(job.sizes.table_rows)
+        none = frame.with_texts(pa.RecordBatch.from_pylist([], reader.schema))
         with (
-            pq.ParquetWriter(path, reader.schema, **plain) as writer,
+            pq.ParquetWriter(path, none.schema, **plain) as writer,
             job.work_on(f"read {table}", 0) as progress,
         ):
             for batch in reader:
-                writer.write_batch(batch)
+                writer.write_batch(frame.with_texts(batch))
                 progress(batch.num_rows)
-    stats = {feature.name: feature.stats for feature in found.all}
-    frame, left_out = to_builtins(groups), found.left_out
-    return {"path": str(path), "frame": frame, "stats": stats, "left_out": left_out}
+    stats = {column.name: column.stats for column in found.all}
+    return asdict(EncodedTable(tuple(frame.groups), stats, found.left_out))
 
 
-def _add_frame(select: dict[str, str], columns: list[Column]) -> list[FrameGroup]:
-    """Add the attributes of a frame to what the engine selects; return the columns of each kind."""
-    by_kind: dict[str, list[Column]] = {str(c.kind): [] for c in columns if c.cell is None}
-    # texts are embeddings after the others, as PyTorch Frame merges them
-    for column in sorted(columns, key=lambda c: (c.cell is not None, c.name)):
-        by_kind.setdefault(str(column.kind), []).append(column)
-    groups = []
-    for kind, of_kind in by_kind.items():
-        widths = [7 if kind == "timestamp" else c.width for c in of_kind]
-        cells = list(map(_cell, of_kind))
+class _Frame:
+    """The features of a table: what the engine selects, by the names of attributes."""
+
+    def __init__(
+        self, connection: Any, table: str, columns: list[Column], embed: Embed | None, path: Path
+    ) -> None:
+        self._connection = connection
+        self.select: dict[str, str] = {}
+        self.groups: list[FrameGroup] = []
+        texts = sorted((c for c in columns if c.kind == "text_embedded"), key=lambda c: c.name)
+        self._texts = {
+            f"text-{i}": _Embeddings(connection, table, c, embed, path.with_name(f"text-{i}.bin"))
+            for i, c in enumerate(texts)
+            if embed is not None
+        }
+        self.select |= {name: of.hash_sql for name, of in self._texts.items()}
+        kinds = [str(c.kind) for c in columns if c.kind != "text_embedded"]
+        # texts are embeddings after the others, as PyTorch Frame merges them
+        for kind in dict.fromkeys([*kinds, "embedding"] if texts else kinds):
+            of_kind = sorted((c for c in columns if c.kind == kind), key=lambda c: c.name)
+            widths = [7 if kind == "timestamp" else c.width for c in of_kind]
+            if kind in PADDED:
+                widths = [max(widths)] * len(widths)
+            if of_kind:
+                self._select(kind, of_kind, widths)
+            if kind == "embedding":
+                of_kind, widths = of_kind + texts, widths + [c.width for c in texts]
+            self.groups.append(FrameGroup(kind, tuple(c.name for c in of_kind), tuple(widths)))
+
+    def _select(self, kind: str, columns: list[Column], widths: list[int]) -> None:
+        """Select the columns of a kind as one array."""
+        name, cells = frame_attribute(kind), list(map(self._cell, columns))
+        if kind not in (*PADDED, "embedding"):
+            self.select[name] = f"array_value({', '.join(cells)})"
+            return
+        of, width = "INTEGER" if kind == "multicategorical" else "FLOAT", sum(widths)
         if kind in PADDED:
-            widths = [max(widths)] * len(widths)
             lengths = ", ".join(f"len({cell})::INTEGER" for cell in cells)
-            select[lengths_attribute(kind)] = f"array_value({lengths})"
-            pad = "-1" if kind == "multicategorical" else "'nan'::FLOAT"
+            self.select[lengths_attribute(kind)] = f"array_value({lengths})"
+            pad = "-1" if of == "INTEGER" else "'nan'::FLOAT"
             cells = [f"list_resize({cell}, {widths[0]}, {pad})" for cell in cells]
-        joined = cells[0] if widths == [1] else f"array_value({', '.join(cells)})"
-        if kind in (*PADDED, "embedding"):
-            of = "INTEGER" if kind == "multicategorical" else "FLOAT"
-            joined = f"CAST(flatten([{', '.join(cells)}]) AS {of}[{sum(widths)}])"
-        select[frame_attribute(kind)] = joined
-        groups.append(FrameGroup(kind, tuple(c.name for c in of_kind), tuple(widths)))
-    return groups
+        self.select[name] = f"CAST(flatten([{', '.join(cells)}]) AS {of}[{width}])"
+
+    def _cell(self, column: Column) -> str:
+        """Return SQL of what is stored of a cell."""
+        value = column.sql
+        if column.kind == "categorical":
+            return f"coalesce({self._code(column, column.category_sql)}, -1::INTEGER)"
+        if column.kind == "timestamp":
+            return f"coalesce({value}, {NO_TIME})::BIGINT"
+        if column.kind == "embedding":
+            return f"CAST({value} AS FLOAT[])"
+        if column.kind == "multicategorical":
+            codes = f"list_transform({column.parts_sql}, lambda x: {self._code(column, 'x')})"
+            return f"coalesce(list_filter({codes}, lambda x: x IS NOT NULL), [-1])"
+        if column.kind == "sequence_numerical":
+            numbers = f"list_transform({value}, lambda x: coalesce(CAST(x AS FLOAT), 'nan'))"
+            return f"coalesce(CAST({numbers} AS FLOAT[]), [])"
+        value = f"{value}::TINYINT" if column.family == "bool" else value
+        # the engine refuses numbers that numpy makes infinite
+        large = f"{value} * 'inf'::DOUBLE"
+        return f"CAST(coalesce(TRY_CAST({value} AS FLOAT), {large}, 'nan') AS FLOAT)"
+
+    def _code(self, column: Column, value: str) -> str:
+        """Return SQL of the number of a category: its rank; null for others."""
+        if not column.categories:
+            return "NULL::INTEGER"
+        # An enum of the engine finds a text by a hash table, and rows stay in order, as in a join
+        # they need not.
+        name, values = f"categories of {column.name}", pa.array(column.categories, pa.string())
+        kind = quoted_name(name)
+        # Under the name of the type, and not for longer: a table may be called so.
+        self._connection.register(name, pa.table({"v": values}))
+        self._connection.execute(
+            f"DROP TYPE IF EXISTS {kind}; CREATE TYPE {kind} AS ENUM (SELECT v FROM {kind})"
+        )
+        self._connection.unregister(name)
+        return f"CAST(enum_code(TRY_CAST({value} AS {kind})) AS INTEGER)"
+
+    def with_texts(self, batch: Any) -> Any:
+        """Return a batch with the embeddings of texts behind other ones, in place of hashes."""
+        if not self._texts:
+            return batch
+        name, blocks = frame_attribute("embedding"), list[Array]()
+        if name in batch.schema.names:
+            own = batch.column(name)
+            blocks.append(own.flatten().to_numpy().reshape(len(own), own.type.list_size))
+        blocks += [texts.rows_of(batch.column(of)) for of, texts in self._texts.items()]
+        joined: Any = np.concatenate(blocks, axis=1)
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(joined.reshape(-1)), joined.shape[1])
+        rest = [n for n in batch.schema.names if n not in (name, *self._texts)]
+        return pa.RecordBatch.from_arrays(
+            [*(batch.column(n) for n in rest), lists], names=[*rest, name]
+        )
 
 
-def _cell(column: Column) -> str:
-    """Return SQL of what is stored of a cell; of a time, the SQL of several numbers."""
-    value = column.sql
-    if column.cell is not None:
-        return column.cell
-    if column.kind == "categorical":
-        return f"coalesce({_code(column, column.category_sql)}, -1::INTEGER)"
-    if column.kind == "timestamp":
-        return time_parts(value)
-    if column.kind == "embedding":
-        return f"CAST({value} AS FLOAT[])"
-    if column.kind == "multicategorical":
-        codes = f"list_transform({column.parts_sql}, lambda x: {_code(column, 'x')})"
-        return f"coalesce(list_filter({codes}, lambda x: x IS NOT NULL), [-1])"
-    if column.kind == "sequence_numerical":
-        numbers = f"list_transform({value}, lambda x: coalesce(CAST(x AS FLOAT), 'nan'))"
-        return f"coalesce(CAST({numbers} AS FLOAT[]), [])"
-    value = f"{value}::TINYINT" if column.family == "bool" else value
-    # the engine refuses numbers that numpy makes infinite
-    large = f"{value} * 'inf'::DOUBLE"
-    return f"CAST(coalesce(TRY_CAST({value} AS FLOAT), {large}, 'nan') AS FLOAT)"
-
-
-def _code(column: Column, value: str) -> str:
-    """Return SQL of the number of a category: its rank; null for others."""
-    return f"CAST(enum_code(TRY_CAST({value} AS {column.enum})) AS INTEGER)"
-
-
-def _embed_texts(connection: Any, table: str, column: Column, embed: Embed, path: Path) -> None:
-    """Make the embeddings of a column of texts, in a file; the engine finds them by a function.
+class _Embeddings:
+    """The embeddings of the distinct texts of a column, in a file.
 
     A row finds its own by a hash of 64 bits, so texts are not kept in memory.
     """
-    text, where = column.sql, f"column {column.name!r} of table {table!r}"
-    query = (
-        f"SELECT {text} AS t, hash({text}) AS h FROM {quoted_name(table)} WHERE {text} IS NOT "
-        "NULL GROUP BY ALL ORDER BY h, t"
-    )
-    hashes, width = [np.empty(0, np.uint64)], 0
-    with path.open("wb") as file:
-        for batch in connection.sql(query).to_arrow_reader(_TEXTS):
-            found = _embedded(embed, batch.column("t").to_pylist(), width, where)
-            width = found.shape[1]
-            file.write(found.data)
-            hashes.append(batch.column("h").to_numpy())
-    known = np.concatenate(hashes)
-    if len(np.unique(known)) < len(known):
-        raise ConfigError(f"two texts of {where} have one hash: leave it out with kinds=")
-    # mapped: it may exceed memory
-    vectors: Array = np.memmap(path, np.float32, "r").reshape(len(known), width) if width else known
-    column.kind, column.width = "embedding", width or 1
-    column.stats = {"EMB_DIM": column.width}
 
-    def vectors_of(asked: Any) -> Any:
-        rows = vectors[np.searchsorted(known, asked.to_numpy())]
-        return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), column.width)
+    def __init__(
+        self, connection: Any, table: str, column: Column, embed: Embed, path: Path
+    ) -> None:
+        text, where = column.sql, f"column {column.name!r} of table {table!r}"
+        self.hash_sql = f"CASE WHEN {text} IS NOT NULL THEN hash({text}) END"
+        query = (
+            f"SELECT {text} AS t, hash({text}) AS h FROM {quoted_name(table)} WHERE {text} IS NOT "
+            "NULL GROUP BY ALL ORDER BY h, t"
+        )
+        hashes, width = [np.empty(0, np.uint64)], 0
+        with path.open("wb") as file:
+            for batch in connection.sql(query).to_arrow_reader(_TEXTS):
+                vectors = _embedded(embed, batch.column("t").to_pylist(), width, where)
+                width = vectors.shape[1]
+                file.write(vectors.data)
+                hashes.append(batch.column("h").to_numpy())
+        self._hashes = np.concatenate(hashes)
+        if len(np.unique(self._hashes)) < len(self._hashes):
+            raise ConfigError(f"two texts of {where} have one hash: leave it out with kinds=")
+        column.width = column.stats["EMB_DIM"] = width or 1
+        shape = (len(self._hashes), column.width)
+        # mapped: it may exceed memory
+        self._vectors: Array = (
+            np.memmap(path, np.float32, "r", 0, shape) if width else np.empty(shape, np.float32)
+        )
 
-    of = f"FLOAT[{column.width}]"
-    connection.create_function(path.name, vectors_of, ["UBIGINT"], of, type="arrow")
-    own = f"CAST({path.name}(CASE WHEN {text} IS NOT NULL THEN hash({text}) END) AS FLOAT[])"
-    column.cell = f"coalesce({own}, list_resize([]::FLOAT[], {column.width}, 0))"
+    def rows_of(self, hashes: Any) -> Array:
+        """Return the embeddings of some rows, by their hashes; a row without a text has zeros."""
+        found = np.zeros((len(hashes), self._vectors.shape[1]), np.float32)
+        valid = hashes.is_valid().to_numpy(zero_copy_only=False)
+        asked = hashes.drop_null().to_numpy()
+        found[valid] = self._vectors[np.searchsorted(self._hashes, asked)]
+        return found
 
 
 def _embedded(embed: Embed, texts: list[str], width: int, where: str) -> Array:

@@ -6,16 +6,17 @@ first. Statistics and categories are those of the rows before a time.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NoReturn
 
-from gigl_loader.dataset.partition.frames import CONSTANT, MOST_VALUES, PADDED
+import numpy as np
+
+from gigl_loader.dataset.partition.frames import MOST_VALUES, PADDED, stamp_parts
 from gigl_loader.errors import ConfigError
-from gigl_loader.partitioning.databases.source import family_of, one_row, seconds_sql, ticks_sql
+from gigl_loader.partitioning.databases.source import family_of, one_row, seconds_sql
 from gigl_loader.partitioning.tables.engine_sql import quoted, quoted_name
 
-Types = Mapping[str, str]
-Kinds = Mapping[str, str | None]
+CONSTANT = "__const__"
+"""The feature of a table that has none, as in RelBench: the number 1."""
 _RAREST = 4
 """A column is of categories if the rarest has more rows than this, as in PyTorch Frame."""
 _SURELY_RARE = 0.3
@@ -61,8 +62,8 @@ class Column:
     """Between the categories in a text."""
     stats: dict[str, Any] = field(default_factory=dict)
     """By the name of PyTorch Frame's ``StatType``."""
-    cell: str | None = None
-    """SQL of the embedding of a text; None: of others."""
+    categories: list[str] = field(default_factory=list)
+    """As texts, in the order of their numbers."""
 
     @property
     def family(self) -> str | None:
@@ -100,19 +101,6 @@ class Column:
         parts = f"list_distinct(list_transform({split}, lambda x: trim(x, {_BLANK})))"
         return f"CASE WHEN trim({name}, {_BLANK}) = '' THEN [] ELSE {parts} END"
 
-    @property
-    def enum(self) -> str:
-        """The engine's enum of the categories, as texts, in the order of their numbers."""
-        return quoted_name(f"gigl_loader categories of {self.name}")
-
-
-def time_parts(seconds: str) -> str:
-    """Return SQL for year, month - 1, day - 1, weekday, hour, minute, second of SQL; or all -1."""
-    units = {"year": 0, "month": 1, "day": 1, "isodow": 1, "hour": 0, "minute": 0, "second": 0}
-    of = f"make_timestamp({seconds} * 1000000)"
-    parts = (f"{unit}({of}) - {first}" for unit, first in units.items())
-    return ", ".join(f"coalesce({part}, -1)::SMALLINT" for part in parts)
-
 
 class Columns:
     """The features of a table, of which a connection has a view.
@@ -130,21 +118,27 @@ class Columns:
     """
 
     def __init__(
-        self, connection: Any, table: str, types: Types, kinds: Kinds, before: str, *, embeds: bool
+        self,
+        connection: Any,
+        table: str,
+        types: Mapping[str, str],
+        kinds: Mapping[str, str | None],
+        before: str,
+        *,
+        embeds: bool,
     ) -> None:
         self._connection, self._table = connection, table
-        self._one = partial(one_row, connection)
         self.view = f"(SELECT *, 1.0::FLOAT AS {CONSTANT} FROM {quoted_name(table)})"
         """SQL of the rows."""
         self.left_out: dict[str, list[str]] = {}
         """Names of columns that are no feature, by the reason."""
         self.all: list[Column] = []
         for name, type_of in types.items():
-            column, reason = Column(name, type_of), "as chosen"
+            column, reason = Column(name, type_of, kinds.get(name)), "as chosen"
+            if column.kind is not None and column.family not in _ALLOWED.get(column.kind, ()):
+                self._refuse(column, f"cannot be {column.kind!r} (kinds: {', '.join(_ALLOWED)})")
             facts = self._facts(column)
-            if name in kinds:
-                column.kind = kinds[name]
-            else:
+            if name not in kinds:
                 column.kind, reason = self._kind(column, facts), "no value, or of no kind"
             if column.kind == "text_embedded" and not embeds:
                 column.kind, reason = None, "text, and embed= is not given"
@@ -155,7 +149,10 @@ class Columns:
             self.all.append(column)
         self.all = self.all or [Column(CONSTANT, "FLOAT", "numerical")]
         for column in self.all:
-            column.stats = self._statistics(column, f"(SELECT * FROM {self.view} WHERE {before})")
+            self._add_statistics(column, f"(SELECT * FROM {self.view} WHERE {before})")
+
+    def _one(self, query: str) -> Any:
+        return one_row(self._connection, query)
 
     def _refuse(self, column: Column, what: str) -> NoReturn:
         raise ConfigError(
@@ -169,15 +166,11 @@ class Columns:
         forms = {"rows": "count(*)", "count": f"count({value})"}
         if family == "float":
             forms["whole"] = f"bool_and({value} = trunc({value}) AND isfinite({value}))"
-        if family == "text":
-            forms["times"] = f"count({ticks_sql(value, column.type)[0]})"
         if family in _LISTS:
             wrong = "x IS NULL" + (" OR NOT isfinite(x)" if family == "float[]" else "")
-            wrong = f"coalesce(list_bool_or(list_transform({value}, lambda x: {wrong})), false)"
-            alike = f"count({value}) = count(*) AND min(len({value})) = max(len({value}))"
-            forms["width"] = (
-                f"CASE WHEN {alike} AND NOT bool_or({wrong}) THEN max(len({value})) END"
-            )
+            wrong = f"list_bool_or(list_transform({value}, lambda x: {wrong}))"
+            forms["wrong"] = f"coalesce(bool_or({wrong}), false)"
+            forms |= {"most": f"max(len({value}))", "least": f"min(len({value}))"}
         found = self._one(f"SELECT {', '.join(forms.values())} FROM {self.view}")
         return dict(zip(forms, found, strict=True))
 
@@ -189,16 +182,28 @@ class Columns:
         if family in _OWN_KINDS:
             return _OWN_KINDS[family]
         if family == "float[]":
-            return "embedding" if facts["width"] else "sequence_numerical"
+            return "embedding" if _are_vectors(facts) else "sequence_numerical"
         if family == "float" and (count == facts["rows"] or not facts["whole"]):
             return "numerical"
-        if family == "text" and facts["times"] == count:
+        if family == "text" and self._are_times(column):
             return "timestamp"
         if self._rarest(column.sql, self.view) > _RAREST:
             return "categorical"
         if family != "text":
             return "numerical"
-        return "multicategorical" if self._separate(column) > _RAREST else "text_embedded"
+        column.separator = max("|,", key=lambda separator: self._rarest_part(column, separator))
+        several = self._rarest_part(column, column.separator) > _RAREST
+        return "multicategorical" if several else "text_embedded"
+
+    def _are_times(self, column: Column) -> bool:
+        """Return whether all texts are times."""
+        name = quoted_name(column.name)
+        # if all are, so are the first and the last, which take less
+        ends = (seconds_sql(f"{end}({name})", column.type) for end in ("min", "max"))
+        if self._one(f"SELECT {' + '.join(ends)} FROM {self.view}")[0] is None:
+            return False
+        seconds = seconds_sql(name, column.type)
+        return bool(self._one(f"SELECT count({name}) = count({seconds}) FROM {self.view}")[0])
 
     def _rarest(self, value: str, rows: str) -> int:
         """Return the rows of the rarest value, or 0 if they are surely too few."""
@@ -210,31 +215,26 @@ class Columns:
         counts = f"SELECT count(*) AS c FROM {rows} WHERE {value} IS NOT NULL GROUP BY {value}"
         return int(self._one(f"SELECT min(c) FROM ({counts})")[0])
 
-    def _separate(self, column: Column) -> int:
-        """Find the separator in a column of texts; return the rows of the rarest part."""
-        rarest = {}
-        for column.separator in "|,":
-            parts = f"(SELECT unnest({column.parts_sql}) AS p FROM {self.view})"
-            rarest[column.separator] = self._rarest("p", parts)
-        column.separator = max(rarest, key=lambda separator: rarest[separator])
-        return rarest[column.separator]
+    def _rarest_part(self, column: Column, separator: str) -> int:
+        split = Column(column.name, column.type, separator=separator).parts_sql
+        return self._rarest("p", f"(SELECT unnest({split}) AS p FROM {self.view})")
 
     def _check(self, column: Column, facts: dict[str, Any]) -> None:
         """Check the values of a column for its kind; find the longest cell."""
-        if column.family not in _ALLOWED.get(str(column.kind), ()):
-            self._refuse(column, f"cannot be {column.kind!r} (kinds: {', '.join(_ALLOWED)})")
         if column.kind == "timestamp":
-            first, last = self._one(f"SELECT min({column.sql}), max({column.sql}) FROM {self.view}")
-            if facts.get("times", facts["count"]) < facts["count"]:
+            of = f"count({column.sql}), min({column.sql}), max({column.sql})"
+            query = f"SELECT count({quoted_name(column.name)}), {of} FROM {self.view}"
+            texts, times, first, last = self._one(query)
+            if column.family == "text" and times < texts:
                 self._refuse(column, "has texts that are no times such as 2020-01-31 12:00:00")
             if max(last or 0, -(first or 0)) > _MOST_SECONDS:
                 self._refuse(column, "has times after the year 32,707, or before -28,768")
         if column.kind == "embedding":
-            if not facts["width"]:
+            if not _are_vectors(facts):
                 self._refuse(column, "must have lists of one length without a missing value")
-            column.width = facts["width"]
+            column.width = facts["most"]
         if column.kind == "multicategorical" and column.family == "text" and not column.separator:
-            self._separate(column)
+            column.separator = max("|,", key=lambda separator: self._rarest_part(column, separator))
         if column.kind in PADDED:
             cell = column.sql if column.kind == "sequence_numerical" else column.parts_sql
             column.width = max(1, self._one(f"SELECT max(len({cell})) FROM {self.view}")[0] or 0)
@@ -245,21 +245,22 @@ class Columns:
 
     # --- statistics -------------------------------------------------------------------------------
 
-    def _statistics(self, column: Column, rows: str) -> dict[str, Any]:
-        """Return PyTorch Frame's statistics of a column; see its ``StatType``."""
-        if column.kind == "timestamp":
-            return self._times(column, rows)
-        if column.kind in ("categorical", "multicategorical"):
-            return self._categories(column, rows)
-        if column.kind in ("numerical", "sequence_numerical"):
-            return self._numbers(column, rows)
-        return {"EMB_DIM": column.width}
+    def _add_statistics(self, column: Column, rows: str) -> None:
+        """Add PyTorch Frame's statistics to a column; see its ``StatType``."""
+        if column.kind == "numerical":
+            column.stats = self._numbers(f"CAST({column.sql} AS DOUBLE)", rows)
+        elif column.kind == "sequence_numerical":
+            flat = f"(SELECT unnest(CAST({column.sql} AS DOUBLE[])) AS v FROM {rows})"
+            column.stats = self._numbers("v", flat)
+        elif column.kind == "timestamp":
+            column.stats = self._times(column, rows)
+        elif column.kind in ("categorical", "multicategorical"):
+            column.stats = self._categories(column, rows)
+        else:
+            column.stats = {"EMB_DIM": column.width}
 
-    def _numbers(self, column: Column, rows: str) -> dict[str, Any]:
-        value = f"CAST({column.sql} AS DOUBLE)"
-        if column.kind == "sequence_numerical":
-            value = f"unnest(CAST({column.sql} AS DOUBLE[]))"
-        finite = f"(FROM (SELECT {value} AS v FROM {rows}) WHERE isfinite(v))"
+    def _numbers(self, value: str, rows: str) -> dict[str, Any]:
+        finite = f"(SELECT {value} AS v FROM {rows} WHERE isfinite({value}))"
         count, mean, std = self._one(f"SELECT count(*), avg(v), stddev_pop(v) FROM {finite}")
         if count <= _MANY_VALUES:
             found = self._one(f"SELECT quantile_cont(v, {list(_QUANTILES)}) FROM {finite}")[0]
@@ -271,31 +272,33 @@ class Columns:
         return {"MEAN": mean, "STD": std, "QUANTILES": found or [None] * len(_QUANTILES)}
 
     def _categories(self, column: Column, rows: str) -> dict[str, Any]:
-        """Count categories: descending, ties by first appearance; make the engine's enum of them.
-
-        It finds a text by a hash table, and rows stay in order, as in a join they need not.
-        """
+        """Count categories: descending, ties by first appearance."""
         is_one = column.kind == "categorical"
         value = column.category_sql if is_one else column.parts_sql
         # without the other columns, which may have the name of the number
         source = f"(SELECT {value} AS v, {column.sql} AS x, row_number() OVER () AS i FROM {rows})"
         if not is_one:
-            source = f"(SELECT unnest(v) AS v, i FROM {source})"
-        own = "any_value(x)" if is_one else "v"
-        counts = f"SELECT v, {own} AS x, count(*) AS c, min(i) AS f FROM {source} GROUP BY v"
-        self._connection.execute(
-            f"CREATE OR REPLACE TEMP TABLE {column.enum} AS SELECT v, x, c FROM ({counts}) WHERE v "
-            f"IS NOT NULL ORDER BY c DESC, f, v; CREATE OR REPLACE TEMP TYPE {column.enum} AS ENUM "
-            f"(SELECT v FROM {column.enum})"
-        )
-        found = self._connection.execute(f"SELECT x, c FROM {column.enum}").fetchall()
-        values, numbers = [value for value, _ in found], [count for _, count in found]
-        return {"COUNT" if is_one else "MULTI_COUNT": [values, numbers]}
+            source = f"(SELECT unnest(v) AS v, NULL AS x, i FROM {source})"
+        counts = f"SELECT v, any_value(x) AS x, count(*) AS c, min(i) AS f FROM {source} GROUP BY v"
+        query = f"SELECT v, c, x FROM ({counts}) WHERE v IS NOT NULL ORDER BY c DESC, f, v"
+        found = self._connection.execute(query).fetchall()
+        column.categories = [value for value, *_ in found]
+        values = [own for *_, own in found] if is_one else column.categories
+        return {"COUNT" if is_one else "MULTI_COUNT": [values, [count for _, count, _ in found]]}
 
     def _times(self, column: Column, rows: str) -> dict[str, Any]:
         # the median is element n // 2 of the sorted: the engine's, from the other end
         median = "percentile_disc(0.5) WITHIN GROUP (ORDER BY v DESC)"
-        parts = ", ".join(f"[{time_parts(of)}]" for of in ("max(v)", "min(v)", median))
-        found = self._one(f"SELECT {parts} FROM (SELECT {column.sql} AS v FROM {rows})")
-        times = dict(zip(("NEWEST_TIME", "OLDEST_TIME", "MEDIAN_TIME"), found, strict=True))
-        return {"YEAR_RANGE": [found[1][0], found[0][0]], **times}
+        values = f"(SELECT {column.sql} AS v FROM {rows})"
+        found = self._one(f"SELECT max(v), min(v), {median} FROM {values}")
+        newest, oldest, middle = (
+            [-1] * 7 if v is None else stamp_parts(np.array([v]))[0].tolist() for v in found
+        )
+        times = {"NEWEST_TIME": newest, "OLDEST_TIME": oldest, "MEDIAN_TIME": middle}
+        return {"YEAR_RANGE": [oldest[0], newest[0]], **times}
+
+
+def _are_vectors(facts: Mapping[str, Any]) -> bool:
+    """Return whether all lists have one length, and nothing is missing."""
+    same = facts["most"] == facts["least"] and facts["count"] == facts["rows"]
+    return bool(facts["most"] and same and not facts["wrong"])

@@ -5,13 +5,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal, cast
-
-import msgspec
 
 from gigl_loader.dataset.format.directory import Target
 from gigl_loader.dataset.schema import EdgeDir, FilePath
@@ -22,7 +19,6 @@ from gigl_loader.partitioning.partition_tables import (
     partition_tables,
 )
 from gigl_loader.partitioning.tables.spec import Method, Report
-from gigl_loader.runtime.decoding import analysed
 from gigl_loader.runtime.keyword_names import with_known_names
 from gigl_loader.runtime.object_storage.folder_cache import Cache
 
@@ -97,7 +93,6 @@ def partition_database(
     # They need DuckDB, as has just been checked.
     from gigl_loader.partitioning.databases import database_tables
     from gigl_loader.partitioning.databases import source as databases
-    from gigl_loader.partitioning.databases.encode import Rules
     from gigl_loader.partitioning.resumable import ResumableJob, digest_of_settings
 
     if dangling not in ("error", "drop"):
@@ -133,13 +128,14 @@ def partition_database(
         database_tables.check_kinds(database, chosen)
         known = {"upto": database.test_timestamp, "stats_upto": database.val_timestamp}
         ends = {n: known[n] if t is None else None if t == "all" else t for n, t in times.items()}
-        cut = replace(database, cut=ends["upto"])
-        rules = Rules(chosen, ends["stats_upto"], embed, dangling == "drop")
+        cut, drop = database.upto(ends["upto"]), dangling == "drop"
         job = ResumableJob(
             folder, request, memory=limit, threads=threads or os.cpu_count() or 1, progress=progress
         )
         try:
-            graph = database_tables.tables_of(job, cut, rules, digest)
+            graph = database_tables.tables_of(
+                job, cut, chosen, ends["stats_upto"], embed, digest, drop=drop
+            )
             # files of a folder are read several times, and the digest is older than all of that
             is_folder = database.source is not None and os.path.isdir(database.source)
             if is_folder and database_tables.digest_of_source(source) != request["source"]:
@@ -196,9 +192,11 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _kinds_by_name(kinds: Any) -> dict[str, dict[str, str | None]]:
     try:
-        plain = msgspec.to_builtins(kinds or {})
-        return msgspec.convert(plain, analysed(dict[str, dict[str, str | None]]))
-    except (msgspec.ValidationError, TypeError) as error:
+        return {
+            table: {c: k if k is None else str(getattr(k, "value", k)) for c, k in columns.items()}
+            for table, columns in (kinds or {}).items()
+        }
+    except AttributeError as error:
         raise WrongTypeError(
             f"kinds must be a dict by table, of dicts by column, got {kinds!r}"
         ) from error

@@ -10,7 +10,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,9 @@ Source = FilePath | Mapping[str, Any]
 Keys = Mapping[str, Mapping[str, Any]] | None
 MANIFEST = "manifest.yaml"
 _ATTACHED = "gigl_loader_source"
+_SQLITE_ROWS = 65_536
 NUMBERS = ("int", "float", "decimal")
 """Families of types that may be keys, or seconds."""
-_DECLARED = {
-    **{"BOOL": pa.int8(), "INT": pa.int64(), "BLOB": pa.binary()},
-    **dict.fromkeys(("REAL", "FLOA", "DOUB", "NUM", "DEC"), pa.float64()),
-}
-"""Types by a part of what SQLite's columns are declared as, as it finds their affinity."""
 
 
 class TableKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,9 +61,13 @@ class Database:
     """Seconds since 1970; None: the source names none."""
     test_timestamp: int | None = None
     cut: int | None = None
-    """Views end at this second, inclusive, of tables with a time; None: they have all rows."""
+    """Views end at this second, inclusive; None: they have all rows."""
     attached: str | None = None
     """A file of DuckDB that `rows` name."""
+
+    def upto(self, seconds: int | None) -> "Database":
+        """Return the database as it was at a time, inclusive; tables without a time are whole."""
+        return replace(self, cut=seconds)
 
     def connect(self, connection: Any = None) -> Any:
         """Return a connection to DuckDB with a view for each table, by its name.
@@ -117,7 +117,6 @@ def one_row(connection: Any, query: str) -> Any:
 _FAMILIES = {
     **{"BOOLEAN": "bool", "FLOAT": "float", "DOUBLE": "float", "DATE": "time", "VARCHAR": "text"},
     **{"UUID": "text", "TIME": "span", "TIME_NS": "span", "INTERVAL": "span"},
-    **{"DECIMAL": "decimal", "ENUM": "enum"},
     **{f"{u}{size}": "int" for u in ("", "U") for size in ("TINYINT", "SMALLINT", "INTEGER")},
     **{f"{u}{size}": "int" for u in ("", "U") for size in ("BIGINT", "HUGEINT")},
 }
@@ -132,36 +131,36 @@ def family_of(kind: str) -> str | None:
     if kind.endswith("]"):
         inner = family_of(kind[: kind.rindex("[")])
         return f"{inner}[]" if inner in ("int", "float", "decimal", "text") else None
-    return "time" if kind.startswith("TIMESTAMP") else _FAMILIES.get(kind.partition("(")[0])
+    starts = {"TIMESTAMP": "time", "DECIMAL": "decimal", "ENUM": "enum"}
+    found = (family for start, family in starts.items() if kind.startswith(start))
+    return next(found, _FAMILIES.get(kind))
 
 
-def ticks_sql(name: str, kind: str) -> tuple[str, int]:
-    """Return SQL for a value, itself SQL, as a time since 1970; and what a second is there.
-
-    It is null for no time.
-    """
-    if (family := family_of(kind)) in NUMBERS:
-        return f"CASE WHEN isfinite({name}) THEN {name} END" if family == "float" else name, 1
-    if kind == "TIMESTAMP_NS":
-        return f"epoch_ns({name})", 10**9
-    stamp = f"TRY_CAST({name} AS {'TIMESTAMPTZ' if 'ZONE' in kind else 'TIMESTAMP'})"
-    return f"CASE WHEN isfinite({stamp}) THEN epoch_us({stamp}) END", 10**6
+def _seconds(number: str, units: int) -> str:
+    # the engine's own division of integers goes towards 0
+    return f"({number} - ({number} % {units} + {units}) % {units}) // {units}"
 
 
 def seconds_sql(name: str, kind: str) -> str:
     """Return SQL for a value, itself SQL, as whole seconds since 1970; null for no time."""
-    ticks, second = ticks_sql(name, kind)
-    if second == 1:
-        return name if kind == "BIGINT" else f"TRY_CAST(floor({ticks}) AS BIGINT)"
-    # the engine's own division of integers goes towards 0
-    return f"({ticks} - ({ticks} % {second} + {second}) % {second}) // {second}"
+    family = family_of(kind)
+    if family in NUMBERS:
+        return name if kind == "BIGINT" else f"TRY_CAST(floor({name}) AS BIGINT)"
+    if kind == "TIMESTAMP_NS":
+        return _seconds(f"epoch_ns({name})", 10**9)
+    stamp = f"TRY_CAST({name} AS {'TIMESTAMPTZ' if 'ZONE' in kind else 'TIMESTAMP'})"
+    return f"CASE WHEN isfinite({stamp}) THEN {_seconds(f'epoch_us({stamp})', 10**6)} END"
 
 
-def upto_sql(column: str, kind: str, cut: int) -> str:
-    """Return SQL that is true for rows up to a second, inclusive."""
+def upto_sql(column: str, kind: str, cut: int | str) -> str:
+    """Return SQL that is true for rows up to a second, inclusive; ``cut`` may be SQL as well."""
     # not by seconds, which are rounded down: half a second later is later
-    ticks, second = ticks_sql(quoted_name(column), kind)
-    return f"{ticks} <= {cut * second}"
+    name, family = quoted_name(column), family_of(kind)
+    if family in NUMBERS:
+        return f"{name} <= {cut}"
+    zone = "TIMESTAMPTZ" if "ZONE" in kind else "TIMESTAMP"
+    name = f"TRY_CAST({name} AS TIMESTAMP)" if family == "text" else name
+    return f"{name} <= CAST(make_timestamp(({cut})::BIGINT * 1000000) AS {zone})"
 
 
 def seconds_of(value: Any, what: str) -> int:
@@ -269,21 +268,22 @@ def _rows_of_file(table: str, path: Path) -> str:
 
 
 def _open_duckdb(path: Path) -> Database:
-    of_file = f"WHERE database_name = '{_ATTACHED}'"
     try:
-        with closing(Database({}, {}, attached=str(path)).connect()) as connection:
-            found = connection.execute(
-                f"SELECT schema_name, table_name FROM duckdb_tables() {of_file} ORDER BY table_oid"
-            ).fetchall()
-            constraints = connection.execute(
-                "SELECT constraint_type, table_name, constraint_column_names, referenced_table, "
-                f"referenced_column_names FROM duckdb_constraints() {of_file}"
-            ).fetchall()
+        connection = Database({}, {}, attached=str(path)).connect()
     except duckdb.Error as error:
         raise ConfigError(
-            f"{path} cannot be read: {first_line(error)}; if another process writes to it, close "
+            f"{path} cannot be opened: {first_line(error)}; if another process writes to it, close "
             "it there or give a copy"
         ) from error
+    of_file = f"WHERE database_name = '{_ATTACHED}'"
+    with closing(connection), named(str(path)):
+        found = connection.execute(
+            f"SELECT schema_name, table_name FROM duckdb_tables() {of_file} ORDER BY table_oid"
+        ).fetchall()
+        constraints = connection.execute(
+            "SELECT constraint_type, table_name, constraint_column_names, referenced_table, "
+            f"referenced_column_names FROM duckdb_constraints() {of_file}"
+        ).fetchall()
     _check_alike([name for _, name in found], "tables")
     rows = {
         name: f"SELECT * FROM {_ATTACHED}.{quoted_name(schema)}.{quoted_name(name)}"
@@ -332,7 +332,6 @@ def _open_sqlite(path: Path) -> Database:
     primary, foreign, rows = {}, list[Any](), {}
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
-            file.execute("BEGIN")  # all columns are of one moment
             for (table,) in file.execute(f"SELECT t {tables} ORDER BY i").fetchall():
                 info = file.execute(f"PRAGMA table_info({quoted_name(table)})").fetchall()
                 primary[table] = [column for _, column, *_, number in info if number]
@@ -348,21 +347,28 @@ def _open_sqlite(path: Path) -> Database:
 
 
 def _read_sqlite(file: Any, table: str, columns: dict[str, str]) -> Any:
-    # By the declared type: dates are text there, booleans 0 and 1.
-    arrays = {}
-    for name, declared in columns.items():
-        kind = next((kind for part, kind in _DECLARED.items() if part in declared), pa.string())
-        # an index of the column has its rows in another order
-        query = f"SELECT {quoted_name(name)} FROM {quoted_name(table)} NOT INDEXED"
-        try:
-            values = pa.array((value for (value,) in file.execute(query)), kind)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(
-                f"table {table!r}: column {name!r} is declared {declared!r} and has other values: "
-                f"{first_line(error)}"
-            ) from error
-        arrays[name] = values.cast(pa.bool_()) if kind == pa.int8() else values
-    return pa.table(arrays)
+    # By the declared type, as SQLite finds the affinity; dates are text there, booleans 0 and 1.
+    names = {"BOOL": pa.int8(), "INT": pa.int64(), "BLOB": pa.binary()}
+    names |= dict.fromkeys(("REAL", "FLOA", "DOUB", "NUM", "DEC"), pa.float64())
+    types = {
+        column: next((kind for part, kind in names.items() if part in said), pa.string())
+        for column, said in columns.items()
+    }
+    batches, schema = [], pa.schema(types)
+    cursor = file.execute(f"SELECT * FROM {quoted_name(table)}")
+    while several := cursor.fetchmany(_SQLITE_ROWS):
+        arrays = []
+        for (name, kind), values in zip(types.items(), zip(*several, strict=True), strict=True):
+            try:
+                arrays.append(pa.array(values, kind))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise ConfigError(
+                    f"table {table!r}: column {name!r} is declared {columns[name]!r} and has other "
+                    f"values: {first_line(error)}"
+                ) from error
+        batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    flags = {name: pa.bool_() if kind == pa.int8() else kind for name, kind in types.items()}
+    return pa.Table.from_batches(batches, schema).cast(pa.schema(flags))
 
 
 def _rows_of(table: str, value: Any) -> Any:

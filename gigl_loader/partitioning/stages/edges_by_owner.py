@@ -25,7 +25,7 @@ from gigl_loader.dataset.partition.doubts import warn_of
 from gigl_loader.dataset.schema import EdgeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.resumable import ResumableJob
-from gigl_loader.partitioning.stages.id_index import Index, look_up_edges
+from gigl_loader.partitioning.stages.id_index import IN_ORDER, Index, look_up_edges
 from gigl_loader.partitioning.stages.node_ids import Dictionary, fits
 from gigl_loader.partitioning.tables.engine_sql import quoted, quoted_name, rows_of, to_read
 from gigl_loader.partitioning.tables.spec import EdgeTable, columns_of
@@ -466,7 +466,7 @@ def _sort(
 def _in_order(job: ResumableJob, files: list[str], extras: Extras) -> Iterator[Any]:
     if not files:
         return
-    if len(files) == 1 and _is_sorted(files[0]):
+    if len(files) == 1 and Path(files[0]).name == IN_ORDER:
         # As foreign keys are, seen from their own table. Equal ones are in the order of the table.
         yield from pq.ParquetFile(files[0]).iter_batches(job.sizes.sorted_rows, use_threads=False)
         return
@@ -479,18 +479,6 @@ def _in_order(job: ResumableJob, files: list[str], extras: Extras) -> Iterator[A
         sorted_edges = engine.sql(f"SELECT {', '.join(columns)} FROM {source} ORDER BY {order}")
         # A reader, not a table: the engine merges its spilled data while batches are written.
         yield from sorted_edges.to_arrow_reader(count)
-
-
-def _is_sorted(file: str) -> bool:
-    """Return whether edges are in the order in which they are stored."""
-    last = 0
-    for batch in pq.ParquetFile(file).iter_batches(columns=["row", "neighbor"], use_threads=False):
-        row, neighbor = (column.to_numpy().astype(np.uint64) for column in batch.columns)
-        keys = (row << np.uint64(32)) | neighbor
-        if (keys[1:] < keys[:-1]).any() or keys[0] < last:
-            return False
-        last = keys[-1]
-    return True
 
 
 def _column(batch: Any, what: str, extras: Extras) -> Array:

@@ -30,6 +30,8 @@ _WORDS = 3
 """32-bit words in a slot."""
 _FULL = 0.75
 """Fuller, runs of slots get long: at 0.9 an unknown id meets 50 of them, here 8.5."""
+IN_ORDER = "in_order.parquet"
+"""The file with the edges of a partition, if they came in the order of (row, neighbour)."""
 _PIECE = 2**15
 """Ids per look-up of a thread: their hashes stay in its cache."""
 
@@ -88,19 +90,17 @@ class Index:
         return alike
 
     def _numbers_of_rows(self, pairs: Path) -> Array | None:
-        """Return the number of each row, and `NO_NODE`, if ids are those of the rows; else None.
+        """Return the number of each row if ids are those of the rows, from 0 on; else None.
 
         4 bytes per node, in place of 16, and no search: tables of databases often count so.
         """
-        if self._text:
-            return None
-        numbers, row = np.full(self._num_nodes + 1, NO_NODE, np.uint32), 0
-        for batch in _batches(pairs):
+        numbers, row = np.empty(0 if self._text else self._num_nodes, np.uint32), 0
+        for batch in () if self._text else _batches(pairs):
             end = row + len(batch)
             if not np.array_equal(batch.column("id").to_numpy(), np.arange(row, end)):
                 return None
             numbers[row:end], row = batch.column("node").to_numpy(), end
-        return numbers
+        return None if self._text else numbers
 
     def _loaded(self) -> Array:
         # Read into memory, not mapped: access is random, and this memory is accounted for.
@@ -118,10 +118,8 @@ class Index:
 
         def piece(start: int) -> None:
             end = min(start + _PIECE, len(ids))
-            if len(slots) == self._num_nodes + 1:  # numbers of rows
-                # unsigned: a negative id is past the end, too
-                rows = np.minimum(_integers(ids.slice(start, end - start)), self._num_nodes)
-                numbers[start:end] = slots[rows]
+            if len(slots) == self._num_nodes:  # numbers of rows
+                _find_rows(_integers(ids.slice(start, end - start)), slots, numbers[start:end])
                 return
             _find(*self._keys(ids.slice(start, end - start)), slots, numbers[start:end])
 
@@ -218,6 +216,14 @@ def _find(checks: Any, homes: Any, slots: Any, numbers: Any) -> Any:
             if at == count:
                 at = 0
         numbers[i] = number
+
+
+@_compiled
+def _find_rows(rows: Any, of_rows: Any, numbers: Any) -> Any:
+    for i in range(rows.shape[0]):
+        # unsigned: a negative id is past the end, too
+        known = rows[i] < np.uint64(of_rows.shape[0])
+        numbers[i] = of_rows[np.int64(rows[i])] if known else _EMPTY
 
 
 @_compiled
@@ -318,6 +324,8 @@ class PartWriter:
         self._folder, self._nbytes = folder, 0
         self._waiting: list[list[Any]] = [[] for _ in range(count)]
         self._files: dict[int, Any] = {}
+        self._last: dict[int, int] = {}
+        self._mixed: set[int] = set()
         self.counts = np.zeros(count + 1, np.int64)
 
     def __enter__(self) -> "PartWriter":
@@ -332,6 +340,9 @@ class PartWriter:
         finally:
             for file in self._files.values():
                 file.close()
+        for k in self._last.keys() - self._mixed if exception == (None, None, None) else ():
+            folder = self._folder / f"part={k}"
+            (folder / "0.parquet").rename(folder / IN_ORDER)
 
     def add(self, batch: Any, parts: Sequence[int] | Array) -> None:
         """Take rows in; those of the partition after the last are only counted."""
@@ -347,12 +358,23 @@ class PartWriter:
         for k, waiting in enumerate(self._waiting):
             if counts[k]:
                 waiting.append(ordered.slice(starts[k], counts[k]))
+                self._note_order(k, waiting[-1])
         self.counts += counts
         # All partitions are written together when there are enough rows, so that row groups are
         # larger than a batch's share of a partition.
         self._nbytes += ordered.nbytes
         if self._nbytes > ResumableJob.sizes.waiting_bytes:
             self._write()
+
+    def _note_order(self, k: int, edges: Any) -> None:
+        """Note whether the edges of a partition come in the order in which they are stored."""
+        if k in self._mixed or edges.schema.names[:2] != ["row", "neighbor"]:
+            return
+        row, neighbor = (edges.column(i).to_numpy().astype(np.uint64) for i in range(2))
+        keys = (row << _HALF) | neighbor
+        if (keys[1:] < keys[:-1]).any() or int(keys[0]) < self._last.get(k, 0):
+            self._mixed.add(k)
+        self._last[k] = int(keys[-1])
 
     def _write(self) -> None:
         for k, waiting in enumerate(self._waiting):

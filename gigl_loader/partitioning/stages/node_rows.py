@@ -13,13 +13,19 @@ import pyarrow.compute as pc
 from gigl_loader.dataset.format.mapped import LOOKUPS, ArraySpec, Part, rows_at
 from gigl_loader.dataset.format.mapped_writer import PartFiles, allow_files, new_file, write_array
 from gigl_loader.dataset.partition.doubts import IGNORED_LABEL, low_labels, warn_of
-from gigl_loader.dataset.partition.frames import is_of_frame
+from gigl_loader.dataset.partition.frames import attributes_of, frame_attribute, stamp_parts
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.resumable import ResumableJob
 from gigl_loader.partitioning.stages.degree_order import Buckets, Positions
 from gigl_loader.partitioning.stages.node_ids import Numbering, Placer
-from gigl_loader.partitioning.tables.spec import NodeTable, TableGraph, columns_of, is_npy
+from gigl_loader.partitioning.tables.spec import (
+    FrameNodes,
+    NodeTable,
+    TableGraph,
+    columns_of,
+    is_npy,
+)
 from gigl_loader.partitioning.tables.table_files import (
     Table,
     TableFile,
@@ -41,7 +47,7 @@ _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", 
 
 def _attribute(table: Table, column: str) -> str:
     """Return a column's name, suitable as an attribute of a batch."""
-    if not is_of_frame(column) and (not column.isidentifier() or column.startswith("_")):
+    if not column.isidentifier() or column.startswith("_"):
         raise ConfigError(
             f"{table.where}: attribute {column!r} is no public Python name: rename the column"
         )
@@ -114,6 +120,7 @@ class NodeRows:
         self._flat: set[str] = set()
         if spec.features is not None:
             self._add_features(spec)
+        self._stamps = f"node_attributes/{node_type}/{frame_attribute('timestamp')}"
         self._labels = f"node_labels/{node_type}"
         if spec.label is not None:
             self._add(self._labels, columns_of(spec.label), "labels")
@@ -127,9 +134,9 @@ class NodeRows:
             self._types[where] = time_type(table, spec.time), 1
             self._columns[where] = [spec.time]
         for where, columns in self._columns.items():  # one number per node, as in PyG
-            is_matrix = where.startswith("node_features") or is_of_frame(columns[0])
-            if len(columns) == 1 and not is_matrix and not is_list(table.type_of(columns[0])):
-                self._flat.add(where)
+            if len(columns) == 1 and not is_list(table.type_of(columns[0])):
+                self._flat |= set() if where.startswith("node_features") else {where}
+        self._add_frame(spec)
         if spec.split is not None:
             table.type_of(spec.split)  # raises if there is no such column
 
@@ -142,6 +149,13 @@ class NodeRows:
             for name, (_, width) in self._types.items()
             if name.startswith(where)
         }
+
+    def _add_frame(self, spec: NodeTable) -> None:
+        """Add the rows of mixed types, as attributes."""
+        for name in attributes_of(spec.frame) if isinstance(spec, FrameNodes) else ():
+            self._add(f"node_attributes/{self._node_type}/{name}", [name], name)
+        if self._stamps in self._types:
+            self._types[self._stamps] = np.dtype(np.int16), 7 * self._types[self._stamps][1]
 
     def _add_features(self, spec: NodeTable) -> None:
         where = f"node_features/{self._node_type}"
@@ -307,7 +321,10 @@ class NodeRows:
             values = np.array(self._beside[kind][start : start + batch.num_rows])
         else:
             hint = " (give nodes without a label -1)" if kind == self._labels else ""
-            values = matrix_in(self._table, file, columns, row, batch, width, hint=hint)
+            stored = width // 7 if kind == self._stamps else width  # seconds
+            values = matrix_in(self._table, file, columns, row, batch, stored, hint=hint)
+        if kind == self._stamps:
+            values = np.concatenate([stamp_parts(column) for column in values.T], axis=1)
         return in_type(self._table, file, columns, row, values, dtype)
 
     # --- splits -----------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ from gigl_loader.partitioning.tables.row_sources import (
     versions_of,
 )
 from gigl_loader.partitioning.tables.spec import (
+    FrameNodes,
     Report,
     TableGraph,
     columns_used,
@@ -430,7 +431,7 @@ class Run:
             edge_bounds=edge_ends,
             original_ids=list(self._graph.nodes),
             num_classes=self._classes,
-            frames=self._graph.frames,
+            frames={t: n.frame for t, n in self._graph.nodes.items() if isinstance(n, FrameNodes)},
             method=self._method,
             seed=self._seed,
             **({"versions": self._versions} if self._versions else {}),

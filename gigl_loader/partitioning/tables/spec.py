@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 from gigl_loader.dataset.format.mapped import Part, rows_at
-from gigl_loader.dataset.partition.frames import Frames
+from gigl_loader.dataset.partition.frames import FrameColumns
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -102,6 +102,14 @@ class NodeTable:
     partition: str | None = None
 
 
+@dataclass(frozen=True)
+class FrameNodes(NodeTable):
+    """Nodes of one type with rows of mixed types: a column of lists for each attribute of these."""
+
+    _: KW_ONLY
+    frame: FrameColumns = ()
+
+
 @with_known_fields
 @dataclass(frozen=True)
 class EdgeTable:
@@ -150,8 +158,6 @@ class TableGraph:
     nodes: dict[NodeType, NodeTable]
     edges: dict[EdgeType, EdgeTable]
     """By edge type; supervision has the type of its label edges."""
-    frames: Frames = field(default_factory=dict)
-    """Columns of rows of mixed types, whose attributes are columns of lists; by node type."""
     files: dict[str, str] = field(default_factory=dict)
     """Texts of further files of the directory, by name."""
     database: str = ""

@@ -341,7 +341,7 @@ def test_a_key_of_another_table_with_the_same_name_stays(tmp_path: Path) -> None
     keys = {"users": {"pkey": "id", "fkeys": {"by": "users"}}, "posts": {"fkeys": {"by": "users"}}}
     dataset = DistDataset.from_database(tables, root=tmp_path / "r", keys=keys, progress=False)
     given: Any = {"nodes": ("users", torch.arange(2)), "time": None, "target": None}
-    split = Split("t", "train", pa.table({}), **given, hidden=frozenset({("users", "by")}))
+    split = Split("t", "train", pa.table({}), **given, hidden={"users": ["by"]})
     found = fanouts_of(split, [1], dataset.schema)
     assert {kind for kind, hops in found.items() if hops == [0]} == {
         ("users", "f2p_by", "users"),
