@@ -36,6 +36,7 @@ demo-tables: export EXTRAS = examples,tables
 demo-ray: export EXTRAS = examples,ray
 demo demo-graph-store demo-links: export EXTRAS = examples
 docs: export EXTRAS = dev,docs,examples,metis,objects,ray,tables
+pack-gpu: export EXTRAS = gpu
 # a numba cache of its own: another release's in the checkout would be thrown away, and this one's by it
 OLDEST = NUMBA_CACHE_DIR=$(CURDIR)/.venv-oldest/numba VENV=.venv-oldest CONSTRAINTS=.ci/constraints-oldest.txt EXTRAS=metis,test .ci/in-venv python3.11
 SEAMS = tests/test_init.py tests/runtime/glt_classes tests/dataset tests/sampler tests/batch tests/pyg tests/runtime/transport \
@@ -128,7 +129,7 @@ gpu:
 	@.ci/with-torch "$(PYTHON)" examples/benchmarks/gpu/bench.py $(ARGS)
 
 pack-gpu:
-	@$(TESTED) python .ci/pack_gpu.py pack $(ARGS)
+	@$(TESTED) python .ci/pack_gpu.py $(ARGS)
 
 chaos:
 	@$(TESTED) python examples/benchmarks/faults/chaos.py $(ARGS)

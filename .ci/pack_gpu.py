@@ -1,37 +1,33 @@
-"""Pack what a GPU machine without a network lacks, and run `make gpu` there.
+"""Pack what a GPU machine without a network lacks into .gpu_pack, to travel with the checkout.
 
-    python .ci/pack_gpu.py pack               here: makes .gpu_pack, to travel with the checkout
-    python .ci/pack_gpu.py run --minutes 8    there: unpacks it, and runs the benchmark's bench.py
+There `make gpu` unpacks it, or without make ``.ci/with-torch "" examples/benchmarks/gpu/bench.py``.
 
 The packages are those of `WANTED`, in the versions of the tests, for the Python of the machine
-(``--python``). Warp is too large as it is. Left out are its compiler for CPUs, and device code of
+(``--python``). Warp is too large as it is. Left out is its compiler for CPUs, and device code of
 its own for other GPUs than ``sm_90`` is set to zero. The rest has to compile our programs to the
-same bytes as the whole library, or less is set to zero.
+same bytes as the whole library.
 """
 
 import argparse
 import hashlib
-import io
-import lzma
 import os
+import shutil
 import struct
 import subprocess
 import sys
-import tarfile
 import tempfile
-import zipfile
 import zlib
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACK = ROOT / ".gpu_pack"
 WANTED = ("warp-lang", "msgspec", "greenlet")
 """What a machine with torch, numba, PyG and pytest lacks."""
-LEFT_OUT = ("warp/tests/", "warp/examples/", "warp/bin/warp-clang.so")
-MOST_BYTES = 55 << 20
-"""Of the pack: more does not travel."""
+LEFT_OUT = ("warp/tests", "warp/examples", "warp/bin/warp-clang.so")
+PACKING = ("--threads=2", "--block-size=192MiB", "--x86", "--lzma2=preset=6,dict=192MiB")
+"""Options of xz: two streams, each by a thread; one would be smaller, and slower."""
+MOST_BYTES = 54 << 20
+"""Of the pack: with the checkout, 64 MiB travel."""
 COMPILE = """
 import sys, warp as wp
 from gigl_loader.sampler.gpu import warp_programs
@@ -42,13 +38,16 @@ _FAT, _FOR_H100 = 0xBA55ED50, (2, 90)
 """First word of a container of device code; kind (machine code) and architecture of what stays."""
 
 
-def fetch(folder: Path, version: str) -> None:
-    """Download the wheels, from where pip is configured to."""
+def bring(site: Path, version: str) -> None:
+    """Unpack the wheels into ``site``, from where pip is configured to have them."""
     glibcs = ("_2_28", "_2_27", "_2_24", "_2_17", "2014")
-    platforms = [word for one in glibcs for word in ("--platform", f"manylinux{one}_x86_64")]
-    words = ["--no-deps", "--only-binary=:all:", "--python-version", version, *platforms]
-    words += ["-c", str(ROOT / ".ci/constraints.txt"), "-d", str(folder), *WANTED]
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", *words], check=True)
+    words = [word for one in glibcs for word in ("--platform", f"manylinux{one}_x86_64")]
+    words += ["--no-deps", "--no-compile", "--only-binary=:all:", "--python-version", version]
+    words += ["-c", str(ROOT / ".ci/constraints.txt"), "--target", str(site), *WANTED]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *words], check=True)
+    for name in LEFT_OUT:
+        path = site / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def section(data: bytes | bytearray, wanted: bytes) -> tuple[int, int]:
@@ -99,102 +98,58 @@ def zero_tables(data: bytearray) -> int:
 
 
 def compiled(site: Path) -> dict[str, str]:
-    """Return digests of our programs, compiled by the Warp in ``site``; {}: it does not work."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
+    """Return digests of our programs, compiled by the Warp in ``site``."""
+    path = os.pathsep.join([str(site), str(ROOT)])
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-c", COMPILE, folder]
-        if subprocess.run(words, env=env, stdout=subprocess.DEVNULL).returncode:
-            return {}
+        subprocess.run([sys.executable, "-c", COMPILE, folder], env=env, check=True)
         made = [path for path in Path(folder).iterdir() if path.suffix in (".cubin", ".ptx")]
         return {path.suffix: hashlib.sha256(path.read_bytes()).hexdigest() for path in made}
 
 
-def shrink(library: Path, compiles: Callable[[], dict[str, str]]) -> int:
-    """Set to zero what a library needs not for our programs; return the bytes."""
-    whole, original = compiles(), library.read_bytes()
-    if not whole:
-        raise SystemExit("Warp compiles nothing here: pack where torch and the package are")
-    for steps in ((zero_device_code, zero_tables), (zero_device_code,)):
-        data = bytearray(original)
-        zeroed = sum(step(data) for step in steps)
-        library.write_bytes(data)
-        if compiles() == whole:
-            return zeroed
-    library.write_bytes(original)
-    return 0
+def shrink(site: Path) -> int:
+    """Set to zero what Warp's library needs not for our programs; return the bytes.
 
-
-def compressed(data: bytes) -> bytes:
-    """Return data as .xz, in two streams, each by a thread: one would be smaller, and slower."""
-    filters = [
-        {"id": lzma.FILTER_X86},
-        {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 192 << 20},
-    ]
-    half = len(data) // 2
-    with ThreadPoolExecutor(2) as pool:
-        parts = pool.map(
-            lambda part: lzma.compress(part, filters=filters), (data[:half], data[half:])
-        )
-        return b"".join(parts)
+    Raises:
+        SystemExit: It compiles them to other bytes then.
+    """
+    library = site / "warp/bin/warp.so"
+    whole, data = compiled(site), bytearray(library.read_bytes())
+    zeroed = zero_device_code(data) + zero_tables(data)
+    library.write_bytes(data)
+    if not whole or compiled(site) != whole:
+        raise SystemExit("what is left of Warp does not compile our programs to the same bytes")
+    return zeroed
 
 
 def pack(version: str) -> None:
     """Make the pack.
 
     Raises:
-        SystemExit: It is too large, or cannot be tried here.
+        SystemExit: It is too large.
     """
     with tempfile.TemporaryDirectory() as folder:
-        wheels, site = Path(folder, "wheels"), Path(folder, "site")
-        fetch(wheels, version)
-        for wheel in wheels.glob("*.whl"):
-            with zipfile.ZipFile(wheel) as archive:
-                names = [name for name in archive.namelist() if not name.startswith(LEFT_OUT)]
-                archive.extractall(site, names)
-        zeroed = shrink(site / "warp/bin/warp.so", lambda: compiled(site))
-        raw = io.BytesIO()
-        with tarfile.open(fileobj=raw, mode="w") as tar:
-            for path in sorted(site.rglob("*"), key=lambda path: path.suffix):
-                if path.is_file() and "__pycache__" not in path.parts:
-                    tar.add(path, path.relative_to(site))
-    packed = compressed(raw.getvalue())
-    if len(packed) > MOST_BYTES:
-        raise SystemExit(f"the pack has {len(packed) / 2**20:.1f} MiB, which is too large")
-    PACK.mkdir(exist_ok=True)
-    (PACK / "packages.tar.xz").write_bytes(packed)
-    print(f"{PACK.name}: {len(packed) / 2**20:.1f} MiB; of Warp {zeroed / 2**20:.0f} MiB are zero")
-
-
-def run(words: list[str]) -> None:
-    """Unpack what travelled, beside it, and go on as the benchmark."""
-    site = PACK / "site"
-    if not site.exists():
-        unpacking = PACK / f"unpacking.{os.getpid()}"
-        with tarfile.open(PACK / "packages.tar.xz") as tar:
-            tar.extractall(unpacking, filter="data")
-        unpacking.rename(site)
-    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-    caches = {"NUMBA_CACHE_DIR": str(PACK / "numba"), "WARP_CACHE_PATH": str(PACK / "warp")}
-    script = str(ROOT / "examples/benchmarks/gpu/bench.py")
-    os.execve(
-        sys.executable,
-        [sys.executable, script, *words],
-        {**os.environ, **caches, "PYTHONPATH": path},
+        site = Path(folder, "site")
+        bring(site, version)
+        zeroed = shrink(site)
+        tar = shutil.make_archive(f"{folder}/python{version}", "tar", site)
+        subprocess.run(["xz", *PACKING, tar], check=True)
+        packed = Path(f"{tar}.xz")
+        size = packed.stat().st_size
+        if size > MOST_BYTES:
+            raise SystemExit(f"the pack has {size / 2**20:.1f} MiB, which is too large")
+        PACK.mkdir(exist_ok=True)
+        shutil.move(packed, PACK / packed.name)
+    print(
+        f"{PACK / packed.name}: {size / 2**20:.1f} MiB; of Warp {zeroed / 2**20:.0f} MiB are zero"
     )
 
 
 def main() -> None:
-    """Pack, or run."""
+    """Pack for the Python of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("job", choices=["pack", "run"])
     parser.add_argument("--python", default="3.12", help="version on the machine")
-    args, rest = parser.parse_known_args()
-    if args.job == "run":
-        run(rest)
-    elif rest:
-        parser.error(f"pack takes no {' '.join(rest)}")
-    else:
-        pack(args.python)
+    pack(parser.parse_args().python)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """`.ci/pack_gpu.py`: what of a library is set to zero, and that the rest still compiles."""
 
 import importlib.util
-import io
 import os
 import struct
 import tarfile
@@ -77,47 +76,52 @@ def test_tables_that_nothing_packs_are_zero(pack_gpu: Any) -> None:
     assert data.count(text[: 1 << 16]) == 2
 
 
-@pytest.mark.parametrize("works_with", ["all zero", "the tables", "nothing zero"])
-def test_what_compiles_to_other_bytes_is_left_as_it_was(
-    pack_gpu: Any, works_with: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("first", "then", "is_refused"), [("a", "a", False), ("a", "b", True), ("", "", True)]
+)
+def test_what_compiles_to_other_bytes_is_refused(
+    pack_gpu: Any,
+    first: str,
+    then: str,
+    is_refused: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    library, noise = tmp_path / "warp.so", os.urandom(2 << 20)
+    library, noise = tmp_path / "warp/bin/warp.so", os.urandom(2 << 20)
+    library.parent.mkdir(parents=True)
     library.write_bytes(_with_code(noise + b"end"))
-    original = library.read_bytes()
 
-    def compiles() -> dict[str, str]:
-        data = library.read_bytes()
-        works = {"all zero": True, "the tables": noise in data, "nothing zero": data == original}
-        return {".cubin": "as ever" if works[works_with] else "other bytes"}
+    def compiled(site: Path) -> dict[str, str]:
+        digest = first if noise in (site / "warp/bin/warp.so").read_bytes() else then
+        return {".cubin": digest} if digest else {}
 
-    zeroed = pack_gpu.shrink(library, compiles)
-    code = 2 * (96 + 72 + 64)
-    wanted = {"all zero": code + (2 << 20), "the tables": code, "nothing zero": 0}
-    assert zeroed == wanted[works_with]
-    assert compiles() == {".cubin": "as ever"}
-    with pytest.raises(SystemExit, match="compiles nothing here"):
-        pack_gpu.shrink(library, dict)
+    monkeypatch.setattr(pack_gpu, "compiled", compiled)
+    if is_refused:
+        with pytest.raises(SystemExit, match="does not compile our programs to the same bytes"):
+            pack_gpu.shrink(tmp_path)
+    else:
+        assert pack_gpu.shrink(tmp_path) == 2 * (96 + 72 + 64) + (2 << 20)
 
 
-def test_what_travelled_is_unpacked_once_and_runs_the_benchmark(
+def _bring(site: Path, version: str) -> None:
+    for name in ("a", "b"):
+        file = site / f"brought/{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{name}.py" * 750)
+
+
+def test_a_pack_has_all_that_was_brought_or_is_too_large(
     pack_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w") as tar:
-        for name in ("a.py", "b.py"):
-            body = tarfile.TarInfo(f"brought/{name}")
-            body.size = 3000
-            tar.addfile(body, io.BytesIO(name.encode() * 750))
-    (tmp_path / "packages.tar.xz").write_bytes(pack_gpu.compressed(raw.getvalue()))
-    monkeypatch.setattr(pack_gpu, "PACK", tmp_path)
-    monkeypatch.setenv("PYTHONPATH", "before")
-    calls: list[Any] = []
-    monkeypatch.setattr(os, "execve", lambda *given: calls.append(given))
-    for _ in range(2):
-        pack_gpu.run(["--minutes", "8"])
-        assert (tmp_path / "site/brought/b.py").read_text() == "b.py" * 750
-    _, words, env = calls[-1]
-    assert words[1].endswith("examples/benchmarks/gpu/bench.py")
-    assert words[2:] == ["--minutes", "8"]
-    assert env["PYTHONPATH"] == f"{tmp_path / 'site'}{os.pathsep}before"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["packages.tar.xz", "site"]
+    monkeypatch.setattr(pack_gpu, "bring", _bring)
+    monkeypatch.setattr(pack_gpu, "shrink", lambda site: 0)
+    monkeypatch.setattr(pack_gpu, "PACK", tmp_path / "pack")
+    monkeypatch.setattr(pack_gpu, "MOST_BYTES", 10)
+    with pytest.raises(SystemExit, match="too large"):
+        pack_gpu.pack("3.12")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(pack_gpu, "MOST_BYTES", 1 << 20)
+    pack_gpu.pack("3.12")
+    with tarfile.open(tmp_path / "pack" / "python3.12.tar.xz") as tar:
+        tar.extractall(tmp_path / "there", filter="data")
+    assert (tmp_path / "there" / "brought" / "b.py").read_text() == "b.py" * 750

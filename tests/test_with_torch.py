@@ -14,7 +14,11 @@ PYTHON = """#!/bin/bash
 case "$*" in
   *"import importlib.util, sys"*)
     [[ -f $0.lacks ]] || exit 1  # too old
-    echo "$0"; cat "$0.lacks" ;;
+    echo "$0"; [[ ${PYTHONPATH-} == *.gpu_pack/* ]] || cat "$0.lacks" ;;
+  *"python%d.%d"*) echo python3.12 ;;
+  "-m tarfile -e "*)
+    echo "unpacked ${4##*/} by ${0##*/}" >>"$NOTES"
+    mkdir "$5" ;;
   *"import site"*) echo "site of $0" ;;
   *importlib.metadata*) echo "torch==2.9.0+cu128" ;;
   "-m venv --clear --system-site-packages "*)
@@ -27,7 +31,7 @@ case "$*" in
     [[ -z ${NO_NETWORK-} ]] || exit 1
     : >"$0.lacks" ;;
   "- "*) exec REAL "$@" ;;
-  *) echo "ran ${0##*/} $*" >>"$NOTES" ;;
+  *) echo "ran ${0##*/} $*${PYTHONPATH:+ with $PYTHONPATH}" >>"$NOTES" ;;
 esac
 """.replace("REAL", sys.executable)
 
@@ -118,6 +122,22 @@ def test_without_a_network_what_is_there_has_to_do(machine: Machine) -> None:
     _, pip, ran = machine.notes()
     assert pip == "pip warp-lang>=1.19 pytest>=8 held torch==2.9.0+cu128"
     assert ran == "ran python bench.py --minutes 9"
+
+
+def test_what_was_packed_for_this_python_is_unpacked(machine: Machine) -> None:
+    """Beside the checkout that it travelled with, on a machine without a network."""
+    machine.add("python3", "msgspec warp")
+    pack = machine.folder / "main" / ".gpu_pack"
+    pack.mkdir()
+    (pack / "python3.13.tar.xz").touch()
+    assert machine.run(NO_NETWORK="1").returncode != 0
+    machine.notes()
+    (pack / "python3.12.tar.xz").touch()
+    ran = f"ran python3 bench.py --minutes 9 with {pack}/python3.12"
+    assert machine.run(NO_NETWORK="1").returncode == 0
+    assert machine.notes() == ["unpacked python3.12.tar.xz by python3", ran]
+    machine.run(NO_NETWORK="1", PYTHONPATH="before")
+    assert machine.notes() == [f"{ran}:before"], "once"
 
 
 def test_a_required_package_that_cannot_be_had_ends_it(machine: Machine) -> None:

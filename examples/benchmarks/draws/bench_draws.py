@@ -21,7 +21,7 @@ import torch
 
 from gigl_loader.dataset.partition.partition_view import Adjacency, PartitionView
 from gigl_loader.sampler.gpu.device_kernels import DeviceDraw
-from gigl_loader.sampler.gpu.kernel_choice import kernels_for
+from gigl_loader.sampler.gpu.kernel_choice import kernels_for, kinds_on
 from gigl_loader.sampler.gpu.torch_numbers import signed
 from gigl_loader.sampler.plan import Draw
 from gigl_loader.sampler.rows.reader import LocalReader
@@ -88,7 +88,7 @@ def calls(
     )
     found: dict[str, Callable[[], object]] = {"numba": lambda: reader.draw(draw, nodes.numpy())}
     wanted = torch.from_numpy(reader.draw(draw, nodes.numpy()).edge_ids)
-    for kind in ("torch", "warp"):
+    for kind in kinds_on(device):
         kernels = kernels_for(device, kind)
         drawn = kernels.draw(asked)
         used = torch.arange(draw.fanout, device=device) < drawn.counts[:, None]
@@ -107,8 +107,9 @@ def main(argv: list[str] | None = None) -> None:
     device = torch.device(options.device)
     adjacency, largest = make_graph(options.rows)
     print(f"one hop of {options.fanout} from {options.rows:,} nodes on {device}, ms (median)")
-    print("| draw | numba | torch | warp | torch/numba | warp/numba |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    kinds = kinds_on(device)
+    heads = ["draw", "numba", *kinds, *(f"{kind}/numba" for kind in kinds)]
+    print(f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", sep="\n")
     for name, how in WAYS.items():
         draw = Draw(EDGE_TYPE, options.fanout, 12345, with_edge=True, **how)
         ways = calls(draw, adjacency, largest, device)
@@ -117,8 +118,8 @@ def main(argv: list[str] | None = None) -> None:
             for kind, call in ways.items():
                 times[kind].append(seconds(device, call))
         ms = {kind: 1000 * statistics.median(some) for kind, some in times.items()}
-        ratios = [f"{ms[kind] / ms['numba']:.2f}" for kind in ("torch", "warp")]
-        figures = [f"{ms[kind]:.1f}" for kind in ("numba", "torch", "warp")]
+        ratios = [f"{ms[kind] / ms['numba']:.2f}" for kind in kinds]
+        figures = [f"{ms[kind]:.1f}" for kind in ("numba", *kinds)]
         print(f"| {name} | {' | '.join([*figures, *ratios])} |", flush=True)
 
 

@@ -1,19 +1,20 @@
-"""One case of the GPU benchmark, in a process of its own: ``python _cases.py JSON``.
+"""One case of the GPU benchmark, in a process of its own: ``python _cases.py --part NAME``.
 
-Prints one line, ``RESULT`` and a JSON object, or ends with an error that says what is missing.
+Its findings are figures, or why it was left out.
 """
 
-import contextlib
-import json
-import sys
+import copy
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
+from _findings import Programme, wait
 from _hops import HopPlaces
 from _lean import LeanGATConv, WholeStep
-from _sizes import LEFT_OUT, MARK, Case
+from _sizes import LEFT_OUT, Case, case_of
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader
@@ -21,6 +22,7 @@ from torch_geometric.typing import WITH_PYG_LIB
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.sampler.batch_bounds import BatchBounds, batch_bounds
+from gigl_loader.sampler.gpu.kernel_choice import kinds_on
 
 WINDOW_S = 10.0
 """Seconds after which a window ends, with the batches that it has until then."""
@@ -46,7 +48,8 @@ def _power_law(count: int, sources: int, targets: int, seed: int) -> Tensor:
 
 def _rows(count: int, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return rows of features; a few, many times: to draw all would take longer than a window."""
-    drawn = torch.empty(min(count, 4096), dim).uniform_(-1, 1).to(dtype)
+    made = torch.Generator().manual_seed(1)
+    drawn = torch.rand(min(count, 4096), dim, generator=made).to(dtype)
     return drawn.repeat(-(-count // len(drawn)), 1)[:count]
 
 
@@ -76,38 +79,11 @@ def typed_graph(case: Case) -> HeteroData:
 
 def seeds_of(case: Case) -> Tensor:
     count = (case.warmup + case.windows * case.batches) * case.batch_size
-    if count > case.nodes:
-        raise SystemExit(f"{count} seeds are more than {case.nodes} nodes: raise --nodes")
     return torch.randperm(case.nodes, generator=torch.Generator().manual_seed(2))[:count]
 
 
-def _on_the_device(case: Case, dataset: DistDataset) -> DistDataset:
-    on_host = "features on the host" in case.name
-    return dataset.to(case.device, features="host" if on_host else "device", kernels=case.kernels)
-
-
-def _loader(case: Case, data: Data | HeteroData, seeds: Any) -> Any:
-    """Return the loader of a case; ``seeds`` are those of all its batches."""
-    how: dict[str, Any] = {"num_workers": case.workers}
-    if "NeighborLoader" in case.name:
-        on_cuda = case.device.startswith("cuda")
-        return NeighborLoader(
-            data,
-            list(case.fanout),
-            seeds,
-            batch_size=case.batch_size,
-            filter_per_worker=True,
-            pin_memory=on_cuda,
-            persistent_workers=True,
-            **how,
-        )
-    dataset = DistDataset.from_pyg(data)
-    if "on the device" in case.name:
-        dataset, how = _on_the_device(case, dataset), {"num_workers": 0}
-    elif "in process" in case.name:
-        how = {"num_workers": 0}
-    if case.name == "on the device, one shape":  # R-GAT's, hop by hop, are made in the step
-        how["pad"] = True
+def own_loader(case: Case, dataset: DistDataset, seeds: Any, **how: Any) -> DistNeighborLoader:
+    """Return a loader of ours; without workers, if ``how`` has no number of them."""
     return DistNeighborLoader(
         dataset,
         list(case.fanout),
@@ -115,26 +91,44 @@ def _loader(case: Case, data: Data | HeteroData, seeds: Any) -> Any:
         batch_size=case.batch_size,
         seed=3,
         pin_memory_device=torch.device(case.device),
-        **how,
+        **{"num_workers": 0, **how},
     )
+
+
+def _loader(
+    case: Case, data: Data | HeteroData, seeds: Any, kernels: Any
+) -> AbstractContextManager[Any]:
+    """Return the loader of a case, to be opened; ``seeds`` are those of all its batches."""
+    if "NeighborLoader" in case.name:
+        peer = NeighborLoader(
+            data,
+            list(case.fanout),
+            seeds,
+            batch_size=case.batch_size,
+            filter_per_worker=True,
+            pin_memory=case.device.startswith("cuda"),
+            persistent_workers=True,
+            num_workers=case.workers,
+        )
+        return nullcontext(peer)  # it ends with its last reference
+    dataset, how = DistDataset.from_pyg(data), {}
+    if "on the device" in case.name:
+        on_host = "features on the host" in case.name
+        dataset = dataset.to(case.device, features="host" if on_host else "device", kernels=kernels)
+    elif "in process" not in case.name:
+        how["num_workers"] = case.workers
+    if case.name == "on the device, one shape":  # R-GAT's, hop by hop, are made in the step
+        how["pad"] = True
+    return own_loader(case, dataset, seeds, **how)
 
 
 def measured_places(case: Case, data: HeteroData, seeds: Tensor) -> HopPlaces:
     """Return places that nearly all batches fit, from a few without features."""
-    bare = HeteroData()
-    for name in data.node_types:
-        bare[name].num_nodes = data[name].num_nodes
-    for relation in data.edge_types:
-        bare[relation].edge_index = data[relation].edge_index
-    with DistNeighborLoader(
-        DistDataset.from_pyg(bare),
-        list(case.fanout),
-        ("paper", seeds[: 8 * case.batch_size]),
-        batch_size=case.batch_size,
-        seed=3,
-        num_workers=0,
-        pin_memory_device="cpu",
-    ) as loader:
+    bare = copy.copy(data)
+    for store in bare.node_stores:
+        store.num_nodes = store.pop("x").size(0)
+    few = "paper", seeds[: 8 * case.batch_size]
+    with own_loader(replace(case, device="cpu"), DistDataset.from_pyg(bare), few) as loader:
         return HopPlaces.for_most(loader, torch.device(case.device))
 
 
@@ -188,24 +182,19 @@ def _why_left_out(case: Case, sizes: dict[str, Any]) -> str | None:
     return f"{LEFT_OUT}: takes about {needed / 1e9:.0f} GB, and {free / 1e9:.0f} GB are free"
 
 
-def _wait(case: Case) -> None:
-    if case.device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
 def _timed(case: Case, batches: Iterable[Any], step: Callable[[Any], Any]) -> dict[str, Any]:
     """Return seeds/s of each window behind the warm-up; each batch is used by ``step``."""
     source = iter(batches)
     for _ in range(case.warmup):
         step(next(source))
-    _wait(case)
+    wait(case.device)
     rates, counts = [], []
     for _ in range(case.windows):
         begun, count = time.perf_counter(), 0
         while count < case.batches and time.perf_counter() - begun < WINDOW_S:
             step(next(source))
             count += 1
-        _wait(case)
+        wait(case.device)
         rates.append(count * case.batch_size / (time.perf_counter() - begun))
         counts.append(count)
     return {"seeds_per_s": rates, "batches": counts}
@@ -217,7 +206,7 @@ def _memory(case: Case) -> dict[str, Any]:
     return {"device_gb": torch.cuda.max_memory_allocated() / 1e9}
 
 
-def loading(case: Case) -> dict[str, Any]:
+def loading(case: Case, kernels: Any) -> dict[str, Any]:
     """Load batches of one type of nodes, and read a number of each on the device."""
     moved = []
 
@@ -226,33 +215,12 @@ def loading(case: Case) -> dict[str, Any]:
         moved.append(batch.x.shape[0] * batch.x.shape[1] * 4)
         return batch.x[-1].sum() + batch.edge_index[0, -1]
 
-    with contextlib.closing(_Open(_loader(case, plain_graph(case), seeds_of(case)))) as opened:
-        measured = _timed(case, opened.loader, step)
+    with _loader(case, plain_graph(case), seeds_of(case), kernels) as loader:
+        measured = _timed(case, loader, step)
     # all batches are much alike: bytes of one, times the batches of a second
     mean = sum(moved[case.warmup :]) / len(moved[case.warmup :])
     speeds = [rate / case.batch_size * mean / 1e9 for rate in measured["seeds_per_s"]]
-    return {**measured, "feature_gb_per_s": speeds, **_memory(case)}
-
-
-def copies(case: Case) -> dict[str, Any]:
-    """Return what the machine can do at most: copies from pinned memory, rows gathered on it."""
-    on_cuda = case.device.startswith("cuda")
-    host = torch.empty(case.nodes, case.dim, pin_memory=on_cuda)
-    here = host.to(case.device)
-    at = torch.randint(case.nodes, (case.nodes,), device=case.device)
-    found = {}
-    for name, work in (
-        ("host_to_device", lambda: here.copy_(host, non_blocking=True)),
-        ("gather", lambda: here.index_select(0, at)),
-    ):
-        work()
-        _wait(case)
-        begun = time.perf_counter()
-        for _ in range(5):
-            work()
-        _wait(case)
-        found[f"{name}_gb_per_s"] = 5 * host.nbytes / (time.perf_counter() - begun) / 1e9
-    return found
+    return {**measured, "feature_gb_per_s": speeds}
 
 
 class RelationalGAT(torch.nn.Module):
@@ -291,7 +259,7 @@ class RelationalGAT(torch.nn.Module):
         return self.head(x["paper"])
 
 
-def training(case: Case) -> dict[str, Any]:
+def training(case: Case, kernels: Any) -> dict[str, Any]:
     """Train R-GAT, loading included."""
     data, seeds = typed_graph(case), seeds_of(case)
     places = measured_places(case, data, seeds)
@@ -330,34 +298,24 @@ def training(case: Case) -> dict[str, Any]:
         torch.nn.functional.cross_entropy(run(*given)[:size].float(), labels).backward()
         optimizer.step()
 
-    with contextlib.closing(_Open(_loader(case, data, ("paper", seeds)))) as opened:
-        return {**_timed(case, opened.loader, step), **_memory(case), "larger": larger}
+    with _loader(case, data, ("paper", seeds), kernels) as loader:
+        return {**_timed(case, loader, step), "larger": larger}
 
 
-class _Open:
-    """A loader to be closed; PyG's ends with its last reference."""
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-
-    def close(self) -> None:
-        if hasattr(self.loader, "shutdown"):
-            self.loader.shutdown()
-        del self.loader
-
-
-def main() -> None:
-    """Run the case on the command line."""
-    given = json.loads(sys.argv[1])
-    case = Case(**{**given, "fanout": tuple(given["fanout"])})
-    if case.name == "copies":
-        result = copies(case)
-    elif "NeighborLoader" in case.name and not WITH_PYG_LIB:
-        result = {LEFT_OUT: f"{LEFT_OUT}: needs pyg-lib, which cannot be imported here"}
-    else:
-        result = training(case) if case.name.startswith("R-GAT") else loading(case)
-    print(MARK + json.dumps(result), flush=True)
+def main() -> int:
+    """Run one case; return the exit status."""
+    run = Programme(__doc__)
+    case, kernels = case_of(run.part, run.device), kinds_on(torch.device(run.device))[-1]
+    if "NeighborLoader" in case.name and not WITH_PYG_LIB:
+        run.found(LEFT_OUT, f"{LEFT_OUT}: needs pyg-lib, which cannot be imported here")
+        return 0
+    measure = training if case.name.startswith("R-GAT") else loading
+    for name, value in measure(case, kernels).items():
+        run.found(name, value)
+    if run.on_cuda:
+        run.found("device_gb", torch.cuda.max_memory_allocated() / 1e9)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

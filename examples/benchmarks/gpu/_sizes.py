@@ -1,15 +1,16 @@
 """What the GPU benchmark measures: names, and sizes. Needs no package."""
 
-import json
-from dataclasses import asdict, dataclass
+import os
+from dataclasses import dataclass
 from typing import Any
 
-MARK = "RESULT "
-"""Before the result of a case, in what its process prints."""
 FOUND = "FOUND "
 """Before each finding of a programme, in what its process prints."""
 LEFT_OUT = "left out"
-"""In place of a result: why a case was not started. The reason begins with the same words."""
+"""A finding: why a case was not started. The reason begins with the same words."""
+FROM_PINNED = "GB/s from pinned memory"
+GATHERED = "GB/s of rows of 512 B gathered there, both ways"
+"""Findings of facts.py that others are compared with."""
 OWN = (
     "workers",
     "in process",
@@ -30,6 +31,19 @@ TRAINING = (
 """Our loaders, with a model."""
 MLPERF_FANOUT = (15, 10, 5)
 """Neighbours per hop in MLPerf's R-GAT, from the seeds on."""
+SMALL: dict[str, Any] = {
+    "nodes": 2000,
+    "degree": 8,
+    "dim": 8,
+    "fanout": (3, 2),
+    "batch_size": 32,
+    "warmup": 2,
+    "batches": 6,
+    "windows": 1,
+    "workers": 1,
+    "hidden": 16,
+}
+"""Sizes of a rehearsal."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +52,24 @@ class Case:
 
     name: str
     device: str
-    kernels: Any
-    nodes: int
-    degree: int
-    dim: int
-    fanout: tuple[int, ...]
-    batch_size: int
-    warmup: int
-    batches: int
-    windows: int
+    nodes: int = 2_000_000
+    degree: int = 25
+    dim: int = 128
+    fanout: tuple[int, ...] = (15, 10)
+    batch_size: int = 1024
+    warmup: int = 20
+    batches: int = 300
+    """Most of a window."""
+    windows: int = 3
     """Times that ``batches`` batches are measured."""
-    workers: int
+    workers: int = min(8, os.cpu_count() or 1)
     hidden: int = 512
 
-    def to_json(self) -> str:
-        """Return the argument of this script."""
-        return json.dumps(asdict(self))
+
+def case_of(name: str, device: str) -> Case:
+    """Return a case at the size of the benchmark, or of a rehearsal, which is on the CPU."""
+    sizes = SMALL if device == "cpu" else {}
+    if name.startswith("R-GAT"):
+        nodes, dim = (600, 16) if device == "cpu" else (1_000_000, 1024)
+        sizes = {**sizes, "nodes": nodes, "dim": dim, "fanout": MLPERF_FANOUT}
+    return Case(name, device, **sizes)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 import torch
-from _findings import Programme
+from _findings import Programme, wait
 from smoke import batches
 
 from gigl_loader.batch.device.device_memory import DeviceMemory
@@ -28,7 +28,7 @@ def _captured(run: Programme, job: Callable[[], object]) -> None:
         return
     with memory.in_use():
         memory.captured(job, 0)[1]()
-    run.wait()
+    wait(run.device)
 
 
 def _break_a_capture(run: Programme) -> None:
@@ -59,14 +59,14 @@ def pinned(run: Programme) -> None:
     for _ in range(100):
         host = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=run.on_cuda)
         host.to(run.device, non_blocking=True)
-    run.wait()
+    wait(run.device)
 
 
 def streams(run: Programme) -> None:
     """A capture swallows no launch of another thread, on any stream that is given out."""
     memories = [DeviceMemory(torch.device(run.device)) for _ in range(40)]
     values = [torch.zeros(64, device=run.device) for _ in memories]
-    run.wait()
+    wait(run.device)
 
     def launch() -> None:
         for memory, value in zip(memories, values, strict=True):
@@ -114,7 +114,7 @@ PARTS = {job.__name__: job for job in (dropout, pinned, streams, last_error, def
 def main() -> int:
     """Try each part; return the exit status."""
     run = Programme(__doc__)
-    if run.part is not None:
+    if run.part:
         PARTS[run.part](run)
         return 0
     for name in PARTS:

@@ -1,23 +1,11 @@
 """compute-sanitizer over a few batches: accesses out of bounds, and races."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from _findings import Programme
 
 SMOKE = Path(__file__).with_name("smoke.py")
-
-
-def _checked(run: Programme, tool: str, check: str) -> str:
-    words = [tool, "--tool", check, "--error-exitcode", "9", sys.executable, str(SMOKE)]
-    words += ["--device", run.device, "--part", "bits"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=max(1.0, run.left))
-    print(done.stdout[-9000:], done.stderr[-3000:], flush=True)
-    if done.returncode:
-        raise RuntimeError((done.stdout.strip().splitlines() or ["nothing said"])[-1])
-    return "no error"
 
 
 def main() -> int:
@@ -29,7 +17,8 @@ def main() -> int:
         run.found("not run", "there is no GPU" if tool else "compute-sanitizer is not installed")
         return 0
     for check in ("memcheck", "racecheck"):
-        run.attempt(check, _checked, run, tool, check)
+        how = (tool, "--tool", check, "--error-exitcode", "9")
+        run.attempt(check, run.alone, str(SMOKE), "bits", *how)
     return int(run.failed)
 
 

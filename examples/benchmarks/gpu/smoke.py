@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _cases import plain_graph, typed_graph
 from _findings import Programme
+from _sizes import case_of
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import DistDataset, DistNeighborLoader, PPRSamplerOptions
+from gigl_loader.sampler.gpu.kernel_choice import kinds_on
 from gigl_loader.testing import batch_digest, run_ranks
 
-NODES, DEGREE, SEEDS, FANOUT = 2000, 9, 192, [4, 3]
-ONE: dict[str, Any] = {"batch_size": 16, "seed": 2026, "shuffle": True}
-RELATIONS = ("user", "buys", "item"), ("item", "rev_buys", "user"), ("user", "knows", "user")
+SEEDS, FANOUT = 192, [4, 3]
 WAYS: dict[str, tuple[bool, bool, dict[str, Any]]] = {
     "workers": (False, False, {"num_workers": 2}),
     "on the device": (False, True, {}),
@@ -37,19 +38,14 @@ WAYS: dict[str, tuple[bool, bool, dict[str, Any]]] = {
 
 
 def graph(typed: bool) -> Data | HeteroData:
-    """Return a graph; few nodes have most of the edges."""
-    made, data = torch.Generator().manual_seed(1), HeteroData() if typed else Data()
-    for name in ("user", "item") if typed else ("",):
-        store = data[name] if typed else data
-        store.x, store.y = torch.rand(NODES, 16, generator=made), torch.arange(NODES) % 5
-        store.time = torch.arange(NODES) * 7 % 50
-    for relation in RELATIONS if typed else ("",):
-        store = data[relation] if typed else data
-        ends = torch.rand(2, NODES * DEGREE, generator=made) ** 2 * NODES
-        store.edge_index = ends.long()
-        store.edge_weight = torch.rand(NODES * DEGREE, generator=made)
+    """Return a graph of the benchmark's rehearsal, with times and weights."""
+    data = typed_graph(case_of("R-GAT", "cpu")) if typed else plain_graph(case_of("", "cpu"))
+    for store in data.edge_stores:
+        store.edge_weight = torch.rand(store.num_edges, generator=torch.Generator().manual_seed(1))
         if typed:
-            store.time = torch.arange(NODES * DEGREE) * 11 % 50
+            store.time = torch.arange(store.num_edges) * 11 % 50
+    for store in data.node_stores:
+        store.time = torch.arange(store.num_nodes) * 7 % 50
     return data
 
 
@@ -64,17 +60,24 @@ def batches(
         kernels: Of the device; None: the host samples.
         default_device: What the user's script sets behind its data, for good.
     """
-    typed, _, how = WAYS[way]
-    how = {"num_workers": 0, **how}
+    typed, _, given = WAYS[way]
+    how = dict(given)
     placed = {name: how.pop(name) for name in ("features", "cache") if name in how}
     dataset, nodes = DistDataset.from_pyg(graph(typed), time_attr="time"), torch.arange(SEEDS)
     if kernels is not None:
         dataset = dataset.to(device, kernels=kernels, **placed)
-    seeds = ("user", nodes) if typed else nodes
-    how |= {**ONE, "pin_memory_device": torch.device(device)}
+    seeds = ("paper", nodes) if typed else nodes
     if default_device is not None:
         torch.set_default_device(default_device)
-    with DistNeighborLoader(dataset, FANOUT, seeds, **how) as loader:
+    return _digests(dataset, seeds, device, **how)
+
+
+def _digests(dataset: DistDataset, seeds: Any, device: str, **how: Any) -> list[str]:
+    how = {"num_workers": 0, "pin_memory_device": torch.device(device), **how}
+    loader = DistNeighborLoader(
+        dataset, FANOUT, seeds, batch_size=16, seed=2026, shuffle=True, **how
+    )
+    with loader:
         return [batch_digest(batch) for _ in range(2) for batch in loader]
 
 
@@ -93,19 +96,11 @@ def compared(way: str, device: str, kernels: Any) -> str:
 
 def _rank(rank: int, size: int, device: str, kernels: Any) -> None:
     data, nodes = graph(False), torch.arange(SEEDS)[rank::size].clone()
-    book = torch.arange(NODES) * size // NODES
+    book = torch.arange(data.num_nodes) * size // data.num_nodes
     part = DistDataset.from_pyg(data, partition_book=book, partition_idx=rank)
-    found = []
-    for dataset, more in (
-        (DistDataset.from_pyg(data), {"pin_memory_device": torch.device("cpu")}),
-        (
-            part.to(device, kernels=kernels),
-            {"pin_memory_device": torch.device(device), "exchange": "collective"},
-        ),
-    ):
-        with DistNeighborLoader(dataset, FANOUT, nodes, num_workers=0, **ONE, **more) as loader:
-            found.append([batch_digest(batch) for _ in range(2) for batch in loader])
-    assert found[0] == found[1], f"rank {rank}: batches differ from those of the whole graph"
+    known = _digests(DistDataset.from_pyg(data), nodes, "cpu")
+    found = _digests(part.to(device, kernels=kernels), nodes, device, exchange="collective")
+    assert found == known, f"rank {rank}: batches differ from those of the whole graph"
 
 
 def two_ranks(device: str, kernels: Any) -> str:
@@ -119,13 +114,14 @@ def two_ranks(device: str, kernels: Any) -> str:
 def main() -> int:
     """Compare; return the exit status."""
     run = Programme(__doc__)
+    kinds: list[Any] = kinds_on(torch.device(run.device))
     if run.part == "ranks":
-        for kernels in run.kernels:
+        for kernels in kinds:
             run.attempt(f"two ranks, {kernels}", two_ranks, run.device, kernels)
         return int(run.failed)
     for way, (_, there, _) in WAYS.items():
-        if run.part is None or (run.part == "bits") == (way == "on the device"):
-            for kernels in run.kernels if there else [None]:
+        if not run.part or (run.part == "bits") == (way == "on the device"):
+            for kernels in kinds if there else [None]:
                 run.attempt(f"{way}, {kernels or 'host'}", compared, way, run.device, kernels)
     return int(run.failed)
 

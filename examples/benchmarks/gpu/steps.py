@@ -1,32 +1,24 @@
 """A batch by its steps, on the graphs of the benchmark: what the profiler saw, for each kernel."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from _cases import Case, plain_graph, seeds_of, typed_graph
-from _findings import Programme
-from _sizes import MLPERF_FANOUT
+from _cases import own_loader, plain_graph, typed_graph
+from _findings import Programme, wait
+from _sizes import Case, case_of
 from torch.profiler import profile
 
-from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader import DistDataset
+from gigl_loader.sampler.gpu.kernel_choice import kinds_on
 
 ROWS = 25
 """Operators in a table, those that take longest."""
 
 
-def _profiled(run: Programme, case: Case, data: Any, kernels: Any) -> dict[str, Any]:
-    typed = "R-GAT" in case.name
-    seeds = seeds_of(case)
+def _profiled(run: Programme, case: Case, data: Any, seeds: Any, kernels: Any) -> dict[str, Any]:
     dataset = DistDataset.from_pyg(data).to(run.device, kernels=kernels)
-    with DistNeighborLoader(
-        dataset,
-        list(case.fanout),
-        ("paper", seeds) if typed else seeds,
-        batch_size=case.batch_size,
-        seed=3,
-        num_workers=0,
-        pin_memory_device=torch.device(run.device),
-    ) as loader:
+    with own_loader(case, dataset, seeds) as loader:
         taken = iter(loader)
         batch = next(taken)
         found = {"nodes": batch.num_nodes, "edges": batch.num_edges}
@@ -34,7 +26,7 @@ def _profiled(run: Programme, case: Case, data: Any, kernels: Any) -> dict[str, 
         with profile() as seen:
             for _ in range(2):
                 next(taken)
-            run.wait()
+            wait(run.device)
     rows = seen.key_averages()
     found["CUDA graphs launched in 2 batches"] = sum(
         row.count for row in rows if row.key == "cudaGraphLaunch"
@@ -49,15 +41,14 @@ def _profiled(run: Programme, case: Case, data: Any, kernels: Any) -> dict[str, 
 def main() -> int:
     """Profile each; return the exit status."""
     run = Programme(__doc__)
-    nodes, degree, dim, size = (500_000, 25, 128, 1024) if run.on_cuda else (2_000, 8, 8, 32)
-    for name, fanout, made in (
-        ("on the device", (15, 10), plain_graph),
-        ("R-GAT, on the device", MLPERF_FANOUT, typed_graph),
-    ):
-        case = Case(name, run.device, None, nodes, degree, dim, fanout, size, 4, 10, 1, 0)
-        data = made(case)
-        for kernels in reversed(run.kernels):
-            run.attempt(f"{name}, {kernels}", _profiled, run, case, data, kernels)
+    for name, made in (("on the device", plain_graph), ("R-GAT, on the device", typed_graph)):
+        case = case_of(name, run.device)
+        # the graphs and rows that fit into a minute
+        case = replace(case, nodes=min(case.nodes, 500_000), dim=min(case.dim, 128))
+        data, nodes = made(case), torch.arange(case.nodes)
+        seeds = ("paper", nodes) if made is typed_graph else nodes
+        for kernels in reversed(kinds_on(torch.device(run.device))):
+            run.attempt(f"{name}, {kernels}", _profiled, run, case, data, seeds, kernels)
     return int(run.failed)
 
 

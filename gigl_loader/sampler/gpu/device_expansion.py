@@ -247,7 +247,11 @@ class Grown:
         return keys, per_hop, edges
 
     def copied(self) -> "Grown":
-        """Return the same batch in memory of its own."""
+        """Return the same batch in memory of its own.
+
+        All places, as only the device knows which are used, and the next batch is launched before
+        the counts have come to the host: a copy of the used ones would wait for them.
+        """
         other = copy.copy(self)
         other._labels = replace(self._labels, keys=self._labels.keys.clone())
         other.counts = self.counts.clone()
@@ -267,15 +271,16 @@ class Grown:
 
 
 def _used_first(is_used: Tensor, before: Tensor) -> Tensor:
-    """Return ``[n + 1]`` int64: the used places, ascending, and then filler.
+    """Return ``[n + 1]`` int32: the used places, ascending, and then filler; int64 of very many.
 
     ``before`` counts the used places up to each one.
     """
     # each used place is written to its rank among these; all others to one place behind the end
     size = is_used.numel()
     to = torch.where(is_used, before - 1, size)
-    order = to.new_zeros(size + 1)
-    return order.scatter_(0, to, torch.arange(size, device=to.device))
+    dtype = torch.int32 if size < 1 << 31 else torch.int64  # half as much to copy in `copied`
+    order = to.new_zeros(size + 1, dtype=dtype)
+    return order.scatter_(0, to, torch.arange(size, dtype=dtype, device=to.device))
 
 
 class DeviceExpansion:

@@ -48,6 +48,11 @@ def reason_against_warp(device: torch.device) -> tuple[str | None, Any]:
     return module.reason_against(device), module
 
 
+def kinds_on(device: torch.device) -> list[str]:
+    """Return the kinds of kernels that a device can have, the fastest last."""
+    return ["torch"] if reason_against_warp(device)[0] else ["torch", "warp"]
+
+
 @cache  # once for the process, not for each thread
 def _warn(reason: str) -> None:
     logger.warning("%s; until then torch's operators draw there, slower", reason)

@@ -58,7 +58,7 @@ def reason_against(device: torch.device) -> str | None:
     with _runtime:
         wp.init()
     if device.type != "cuda":
-        return None
+        return None if wp.is_cpu_available() else "NVIDIA Warp is here without its CPU compiler"
     index = device.index
     if index is None and wp.get_cuda_device_count():
         index = torch.cuda.current_device()
