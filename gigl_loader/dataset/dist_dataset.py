@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, cast, get_args
 
 import torch
@@ -150,24 +151,26 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         self._weight_attr: str | None = None
         self._placement: Placement | None = None
         if graph_partition:
-            parts = glt_classes.DistDataset(
-                world_size,
-                rank,
-                graph_partition,
-                node_feature_partition,
-                edge_feature_partition,
+            self._take_parts(
+                graph=graph_partition,
+                node_features=node_feature_partition,
+                edge_features=edge_feature_partition,
+                node_labels=node_labels,
                 node_pb=node_partition_book,
                 edge_pb=edge_partition_book,
-                edge_dir=edge_dir,
             )
-            parts.node_labels = node_labels  # GiGL's are features, which the constructor refuses
-            self._take_parts(parts)
             counts = {"num_train": num_train, "num_val": num_val, "num_test": num_test}
             splits = cut_node_ids(node_ids, counts, node_ids_of(self.view()))
             glt_attributes.set_splits(self, splits, typed=self.is_typed)
 
-    def _take_parts(self, dataset: glt_classes.Dataset) -> None:
-        """Fill this dataset with the tensors of graphlearn-torch's."""
+    def _take_parts(self, **parts: Any) -> None:
+        """Fill this dataset with what is an attribute of graphlearn-torch's."""
+        dataset = SimpleNamespace(
+            num_partitions=self.num_partitions,
+            partition_idx=self.partition_idx,
+            edge_dir=self.edge_dir,
+            **parts,
+        )
         self._fill(*glt_attributes.read_glt(dataset))
         glt_attributes.keep_glt(self, dataset)
 

@@ -354,7 +354,8 @@ def test_a_range_book_refuses_holes(classes: Any, ranges: list[tuple[int, int]])
 
 
 def test_a_dataset_keeps_what_it_is_given(classes: Any) -> None:
-    dataset = classes.DistDataset(2, 1, node_pb=torch.tensor([1, 0, 1, 1, 0, 1, 1, 1]))
+    dataset = classes.DistDataset(2, 1)
+    dataset.node_pb = torch.tensor([1, 0, 1, 1, 0, 1, 1, 1])
     dataset.init_node_features(torch.ones(3, 2), with_gpu=False)
     dataset.init_edge_features(np.ones((4, 1)), with_gpu=False, dtype=torch.float64)
     dataset.init_node_labels(torch.tensor([[4], [5], [6]]))
