@@ -6,8 +6,6 @@ Values are those that GiGL's ``BaseDistLoader`` sets. They do not depend on GLT 
 import math
 from typing import Any
 
-import torch
-
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,

@@ -344,6 +344,8 @@ def call_server(
             server.
     """
     connection = current_cluster().connection(server_rank)
+    if func is torch.cuda.device_count:  # what graphlearn-torch's scripts ask of servers
+        func = cast("Callable[..., T]", DistServer.get_device_count)
     name = getattr(func, "__name__", str(func))
     method = getattr(DistServer, name, None)
     # `is`, as a function of the same name elsewhere does something else
@@ -393,10 +395,11 @@ def async_request_server(
 
     Args:
         server_rank: Rank of the server.
-        func: A method of `DistServer`, out of a fixed table. Or a function of a module that the
-            servers can import, if they were started with leave for it (``--allow-functions``): it
-            is imported and run there. It takes and returns None, numbers, strings, bytes, tensors,
-            and lists and dicts of the others; tuples inside of these arrive as lists.
+        func: A method of `DistServer`, out of a fixed table, or ``torch.cuda.device_count``, as
+            graphlearn-torch's scripts ask. Or a function of a module that the servers can import,
+            if they were started with leave for it (``--allow-functions``): it is imported and run
+            there. It takes and returns None, numbers, strings, bytes, tensors, and lists and dicts
+            of the others; tuples inside of these arrive as lists.
         args: Positional arguments of it.
         kwargs: Its keyword arguments.
 
