@@ -12,7 +12,6 @@ from gigl_loader import ConfigError
 from gigl_loader import DistDataset as OwnDataset
 from gigl_loader.compat.glt.distributed import DistDataset
 from gigl_loader.runtime.glt_classes import DistDataset as GLTDataset
-from tests.support.glt import available
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
 BOOK = torch.tensor([0, 1, 0, 1, 0, 1])
@@ -24,7 +23,7 @@ def _part() -> OwnDataset:
     return OwnDataset.from_pyg(graph, edge_dir="out", partition_book=BOOK)
 
 
-@pytest.mark.skipif(not available, reason="graphlearn-torch is not installed")
+@pytest.mark.glt
 def test_the_parameters_are_those_of_graphlearn_torch() -> None:
     ours, theirs = (list(inspect.signature(kind).parameters) for kind in (DistDataset, GLTDataset))
     assert ours == theirs
