@@ -37,6 +37,7 @@ from gigl_loader.batch.message import (
     type_name,
 )
 from gigl_loader.dataset.schema import (
+    LABEL_TYPES,
     NEGATIVE,
     POSITIVE,
     EdgeType,
@@ -44,8 +45,6 @@ from gigl_loader.dataset.schema import (
     edge_type_str,
     is_label_edge_type,
     label_to_message_passing,
-    message_passing_to_negative_label,
-    message_passing_to_positive_label,
 )
 
 _OWN = {glt: spec.name for spec in FIELDS.values() for glt in spec.glt}
@@ -54,11 +53,7 @@ _NODES, _SEEDS, _LINKS = _OWN["ids"], _OWN["batch"], _OWN["rows"]
 
 POSITIVE_LABELS, NEGATIVE_LABELS = "gigl_positive_labels.", "gigl_negative_labels."
 """GiGL's names of the labels of anchors, before the text of their label edge type."""
-_LABELS = {
-    POSITIVE: (POSITIVE_LABELS, message_passing_to_positive_label),
-    NEGATIVE: (NEGATIVE_LABELS, message_passing_to_negative_label),
-}
-_LABEL_METADATA = (META + POSITIVE_LABELS, META + NEGATIVE_LABELS)
+_LABELS = {POSITIVE: META + POSITIVE_LABELS, NEGATIVE: META + NEGATIVE_LABELS}
 _PPR_EDGES, _PPR_WEIGHTS = "ppr_edge_index.", "ppr_weight."
 
 
@@ -107,15 +102,14 @@ class GLTNames:
                 continue
             column = name[len(LABEL_LINKS) :]
             sign, _, text = column.partition(":")
-            start, to_label_type = _LABELS[sign]
-            label_type = to_label_type(self._supervision[text])
+            label_type = LABEL_TYPES[sign](self._supervision[text])
             of_type = key(_NODES, label_type[2])
             nodes = message[of_type if of_type in message else _NODES]
             links, counts = (message[one] for one in label_keys(column))
             places = torch.arange(int(counts.max()) if counts.numel() else 0, device=links.device)
             labels = torch.full((counts.numel(), places.numel()), -1, device=links.device)
             labels[places < counts.to(links.device)[:, None]] = nodes[links[1]]
-            found[f"{META}{start}{label_type[:: self._step]}"] = labels
+            found[f"{_LABELS[sign]}{label_type[:: self._step]}"] = labels
         return found
 
     def own(self, glt: str) -> str:
@@ -231,7 +225,7 @@ def own_message(
     given = set(message)
     ends: dict[str, dict[str, Tensor]] = {}
     for name, value in message.items():
-        if name.startswith(_LABEL_METADATA):
+        if name.startswith(tuple(_LABELS.values())):
             continue  # a copy of what the message has by our keys, or for a hook to take
         found, tensor = names.own(name), _tensor(value)
         if found != name and found.endswith(_LINKS):
