@@ -10,7 +10,6 @@ One job is served: a server ends when all of its clients have left. Authenticati
 environment, as for a graph store; on one machine none is needed.
 """
 
-import logging
 from collections.abc import Sequence
 
 from gigl_loader.errors import ConfigError, UsageError
@@ -22,8 +21,6 @@ from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo, info_o
 from gigl_loader.loader.deployment.process_role import open_loaders
 from gigl_loader.runtime.glt_classes import Dataset, _set_server_context, get_context
 from gigl_loader.runtime.transport import Security
-
-_log = logging.getLogger(__name__)
 
 # one of each per process, as in graphlearn-torch
 _server: StorageProcess | None = None
