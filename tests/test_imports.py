@@ -152,7 +152,8 @@ FACES = {
         "device.device_memory": "DeviceMemory LentTensors",
         "device.prefetch": "CopyAhead CopyEngine DevicePrefetcher NOT_READY NotReady",
         "edge_ids": "answer_for_edge_ids",
-        "glt_message": "GLTMessage GLTNames NEGATIVE_LABELS POSITIVE_LABELS own_message "
+        "glt_message": "GLTMessage GLTNames NEGATIVE_LABELS POSITIVE_LABELS "
+        "extract_edge_type_metadata own_message "
         "with_ppr_outputs",
         # the memory of messages: slots of workers, leases of who reads them
         "leases": "BufferPool MessageMemory Packed ServerMemory ShmChannel own_messages "

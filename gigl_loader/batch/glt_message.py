@@ -122,6 +122,21 @@ class GLTNames:
         return f"{of_type}.{name}" if of_type else name
 
 
+def extract_edge_type_metadata(
+    metadata: Mapping[str, Tensor], prefixes: Iterable[str]
+) -> tuple[dict[str, dict[EdgeType, Tensor]], dict[str, Tensor]]:
+    """Return what begins with a prefix, by prefix and the edge type after it, and the rest."""
+    matched: dict[str, dict[EdgeType, Tensor]] = {prefix: {} for prefix in prefixes}
+    rest = {}
+    for name, value in metadata.items():
+        prefix = next((prefix for prefix in matched if name.startswith(prefix)), None)
+        if prefix is None:
+            rest[name] = value
+        else:
+            matched[prefix][ast.literal_eval(name[len(prefix) :])] = value
+    return matched, rest
+
+
 def with_ppr_outputs(data: Any, metadata: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return a batch with the edges that GiGL's PPR sampler sends, and the rest of the metadata.
 
@@ -130,18 +145,16 @@ def with_ppr_outputs(data: Any, metadata: dict[str, Any]) -> tuple[Any, dict[str
         metadata: By GiGL's names: ``edge_index`` and ``edge_attr`` of a homogeneous graph;
             ``ppr_edge_index.`` and ``ppr_weight.`` with the text of an edge type.
     """
-    rest = dict(metadata)
+    found, rest = extract_edge_type_metadata(metadata, (_PPR_EDGES, _PPR_WEIGHTS))
+    made, weights = found.values()
     if isinstance(data, Data) and "edge_index" in rest:
         data.edge_index, data.edge_attr = rest.pop("edge_index"), rest.pop("edge_attr", None)
-    made = {name for name in rest if name.startswith(_PPR_EDGES)}
-    for name in made:
-        text = name.removeprefix(_PPR_EDGES)
-        edges = data if isinstance(data, Data) else data[ast.literal_eval(text)]
-        edges.edge_index, edges.edge_attr = rest.pop(name), rest.pop(_PPR_WEIGHTS + text)
+    for edge_type, links in made.items():
+        edges = data if isinstance(data, Data) else data[edge_type]
+        edges.edge_index, edges.edge_attr = links, weights[edge_type]
     if made and isinstance(data, HeteroData):
-        kept = {ast.literal_eval(name.removeprefix(_PPR_EDGES)) for name in made}
         for edge_type in data.edge_types:
-            if edge_type not in kept and not data[edge_type].get("edge_index", _NO_EDGES).numel():
+            if edge_type not in made and not data[edge_type].get("edge_index", _NO_EDGES).numel():
                 del data[edge_type]
     return data, rest
 

@@ -1,9 +1,9 @@
 """GiGL's ``gigl.distributed.utils.neighborloader``."""
 
 from gigl_loader import DatasetSchema as DatasetSchema
+from gigl_loader.batch.glt_message import extract_edge_type_metadata as extract_edge_type_metadata
 from gigl_loader.compat.advice import advise
 from gigl_loader.compat.gigl_loaders import SamplingClusterSetup as SamplingClusterSetup
-from gigl_loader.compat.gigl_loaders import extract_edge_type_metadata as extract_edge_type_metadata
 from gigl_loader.compat.gigl_loaders import extract_metadata as extract_metadata
 from gigl_loader.compat.gigl_loaders import labeled_to_homogeneous as labeled_to_homogeneous
 from gigl_loader.compat.gigl_loaders import (
