@@ -386,8 +386,6 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             )
             # last: what is open by now is shut down if this raises
             self._check_promises(type(channel).__name__)
-        elif isinstance(producer, DistSamplingProducer):
-            self._use(producer)
         else:
             self._use(self._source_of(producer, channel=channel, is_started=True))
 
