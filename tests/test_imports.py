@@ -122,9 +122,9 @@ FACES = {
         "Rows Splits TimeOrder WithSplits earlier keys_of owner_of",
         "placement": "Placement",
         "schema": "COMMUNITY DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE "
-        "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath NEGATIVE NEIGHBOR_TIME NodeType "
-        "POSITIVE PPR SPLITS Split check_file_names check_type_names edge_type_str expanded_end "
-        "glt_edge_type is_in_batches is_label_edge_type label_to_message_passing "
+        "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath LABEL_TYPES NEGATIVE NEIGHBOR_TIME "
+        "NodeType POSITIVE PPR SPLITS Split check_file_names check_type_names edge_type_str "
+        "expanded_end glt_edge_type is_in_batches is_label_edge_type label_to_message_passing "
         "message_passing_to_negative_label message_passing_to_positive_label plain_edge_type "
         "reverse_edge_type row_type",
     },
@@ -153,8 +153,7 @@ FACES = {
         "device.prefetch": "CopyAhead CopyEngine DevicePrefetcher NOT_READY NotReady",
         "edge_ids": "answer_for_edge_ids",
         "glt_message": "GLTMessage GLTNames NEGATIVE_LABELS POSITIVE_LABELS "
-        "extract_edge_type_metadata own_message "
-        "with_ppr_outputs",
+        "extract_edge_type_metadata own_message with_ppr_outputs",
         # the memory of messages: slots of workers, leases of who reads them
         "leases": "BufferPool MessageMemory Packed ServerMemory ShmChannel own_messages "
         "payload_bytes",

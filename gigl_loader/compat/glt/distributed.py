@@ -10,10 +10,8 @@ from gigl_loader.compat.glt.roles import init_client as init_client
 from gigl_loader.compat.glt.roles import init_server as init_server
 from gigl_loader.compat.glt.roles import shutdown_client as shutdown_client
 from gigl_loader.compat.glt.roles import wait_and_shutdown_server as wait_and_shutdown_server
-from gigl_loader.graph_store.client.compute_process import (
-    async_request_server as async_request_server,
-)
-from gigl_loader.graph_store.client.compute_process import request_server as request_server
+from gigl_loader.graph_store import async_request_server as async_request_server
+from gigl_loader.graph_store import request_server as request_server
 from gigl_loader.graph_store.wire.signatures import DistServer as DistServer
 from gigl_loader.runtime.glt_classes import (
     CollocatedDistSamplingWorkerOptions as CollocatedDistSamplingWorkerOptions,
