@@ -99,8 +99,6 @@ FACES = {
         # PyG's graphs, for those who cut them
         "from_pyg.pyg_graph": "CheckedGraph Cutter Supervision keep_neighbor_times read_pyg",
         "from_pyg.split_ids": "names_of",
-        "gigl_parts": "split_by splits_edges splits_of",
-        "glt_attributes": "set_splits",
         "identity": "GAMMA GraphIdentity Share WHOLE check_enough check_held check_position "
         "content_digest holders_of mixed shares_of",
         "lookup": "DistFeature FeatureDtype Kind RowLookup RowsOf check_feature_dtype check_ids "
