@@ -99,8 +99,6 @@ FACES = {
         # PyG's graphs, for those who cut them
         "from_pyg.pyg_graph": "CheckedGraph Cutter Supervision keep_neighbor_times read_pyg",
         "from_pyg.split_ids": "names_of",
-        "gigl_parts": "split_by splits_edges splits_of",
-        "glt_attributes": "set_splits",
         "identity": "GAMMA GraphIdentity Share WHOLE check_enough check_held check_position "
         "content_digest holders_of mixed shares_of",
         "lookup": "DistFeature FeatureDtype Kind RowLookup RowsOf check_feature_dtype check_ids "
@@ -122,9 +120,9 @@ FACES = {
         "Rows Splits TimeOrder WithSplits earlier keys_of owner_of",
         "placement": "Placement",
         "schema": "COMMUNITY DEFAULT_HOMOGENEOUS_EDGE_TYPE DEFAULT_HOMOGENEOUS_NODE_TYPE "
-        "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath NEGATIVE NEIGHBOR_TIME NodeType "
-        "POSITIVE PPR SPLITS Split check_file_names check_type_names edge_type_str expanded_end "
-        "glt_edge_type is_in_batches is_label_edge_type label_to_message_passing "
+        "DatasetSchema EdgeDir EdgeType FeatureInfo FilePath LABEL_TYPES NEGATIVE NEIGHBOR_TIME "
+        "NodeType POSITIVE PPR SPLITS Split check_file_names check_type_names edge_type_str "
+        "expanded_end glt_edge_type is_in_batches is_label_edge_type label_to_message_passing "
         "message_passing_to_negative_label message_passing_to_positive_label plain_edge_type "
         "reverse_edge_type row_type",
     },
@@ -152,8 +150,8 @@ FACES = {
         "device.device_memory": "DeviceMemory LentTensors",
         "device.prefetch": "CopyAhead CopyEngine DevicePrefetcher NOT_READY NotReady",
         "edge_ids": "answer_for_edge_ids",
-        "glt_message": "GLTMessage GLTNames NEGATIVE_LABELS POSITIVE_LABELS own_message "
-        "with_ppr_outputs",
+        "glt_message": "GLTMessage GLTNames NEGATIVE_LABELS POSITIVE_LABELS "
+        "extract_edge_type_metadata own_message with_ppr_outputs",
         # the memory of messages: slots of workers, leases of who reads them
         "leases": "BufferPool MessageMemory Packed ServerMemory ShmChannel own_messages "
         "payload_bytes",

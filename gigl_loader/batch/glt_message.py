@@ -37,6 +37,7 @@ from gigl_loader.batch.message import (
     type_name,
 )
 from gigl_loader.dataset.schema import (
+    LABEL_TYPES,
     NEGATIVE,
     POSITIVE,
     EdgeType,
@@ -44,8 +45,6 @@ from gigl_loader.dataset.schema import (
     edge_type_str,
     is_label_edge_type,
     label_to_message_passing,
-    message_passing_to_negative_label,
-    message_passing_to_positive_label,
 )
 
 _OWN = {glt: spec.name for spec in FIELDS.values() for glt in spec.glt}
@@ -54,11 +53,7 @@ _NODES, _SEEDS, _LINKS = _OWN["ids"], _OWN["batch"], _OWN["rows"]
 
 POSITIVE_LABELS, NEGATIVE_LABELS = "gigl_positive_labels.", "gigl_negative_labels."
 """GiGL's names of the labels of anchors, before the text of their label edge type."""
-_LABELS = {
-    POSITIVE: (POSITIVE_LABELS, message_passing_to_positive_label),
-    NEGATIVE: (NEGATIVE_LABELS, message_passing_to_negative_label),
-}
-_LABEL_METADATA = (META + POSITIVE_LABELS, META + NEGATIVE_LABELS)
+_LABELS = {POSITIVE: META + POSITIVE_LABELS, NEGATIVE: META + NEGATIVE_LABELS}
 _PPR_EDGES, _PPR_WEIGHTS = "ppr_edge_index.", "ppr_weight."
 
 
@@ -107,15 +102,14 @@ class GLTNames:
                 continue
             column = name[len(LABEL_LINKS) :]
             sign, _, text = column.partition(":")
-            start, to_label_type = _LABELS[sign]
-            label_type = to_label_type(self._supervision[text])
+            label_type = LABEL_TYPES[sign](self._supervision[text])
             of_type = key(_NODES, label_type[2])
             nodes = message[of_type if of_type in message else _NODES]
             links, counts = (message[one] for one in label_keys(column))
             places = torch.arange(int(counts.max()) if counts.numel() else 0, device=links.device)
             labels = torch.full((counts.numel(), places.numel()), -1, device=links.device)
             labels[places < counts.to(links.device)[:, None]] = nodes[links[1]]
-            found[f"{META}{start}{label_type[:: self._step]}"] = labels
+            found[f"{_LABELS[sign]}{label_type[:: self._step]}"] = labels
         return found
 
     def own(self, glt: str) -> str:
@@ -128,6 +122,21 @@ class GLTNames:
         return f"{of_type}.{name}" if of_type else name
 
 
+def extract_edge_type_metadata(
+    metadata: Mapping[str, Tensor], prefixes: Iterable[str]
+) -> tuple[dict[str, dict[EdgeType, Tensor]], dict[str, Tensor]]:
+    """Return what begins with a prefix, by prefix and the edge type after it, and the rest."""
+    matched: dict[str, dict[EdgeType, Tensor]] = {prefix: {} for prefix in prefixes}
+    rest = {}
+    for name, value in metadata.items():
+        prefix = next((prefix for prefix in matched if name.startswith(prefix)), None)
+        if prefix is None:
+            rest[name] = value
+        else:
+            matched[prefix][ast.literal_eval(name[len(prefix) :])] = value
+    return matched, rest
+
+
 def with_ppr_outputs(data: Any, metadata: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return a batch with the edges that GiGL's PPR sampler sends, and the rest of the metadata.
 
@@ -136,18 +145,16 @@ def with_ppr_outputs(data: Any, metadata: dict[str, Any]) -> tuple[Any, dict[str
         metadata: By GiGL's names: ``edge_index`` and ``edge_attr`` of a homogeneous graph;
             ``ppr_edge_index.`` and ``ppr_weight.`` with the text of an edge type.
     """
-    rest = dict(metadata)
+    found, rest = extract_edge_type_metadata(metadata, (_PPR_EDGES, _PPR_WEIGHTS))
+    made, weights = found.values()
     if isinstance(data, Data) and "edge_index" in rest:
         data.edge_index, data.edge_attr = rest.pop("edge_index"), rest.pop("edge_attr", None)
-    made = {name for name in rest if name.startswith(_PPR_EDGES)}
-    for name in made:
-        text = name.removeprefix(_PPR_EDGES)
-        edges = data if isinstance(data, Data) else data[ast.literal_eval(text)]
-        edges.edge_index, edges.edge_attr = rest.pop(name), rest.pop(_PPR_WEIGHTS + text)
+    for edge_type, links in made.items():
+        edges = data if isinstance(data, Data) else data[edge_type]
+        edges.edge_index, edges.edge_attr = links, weights[edge_type]
     if made and isinstance(data, HeteroData):
-        kept = {ast.literal_eval(name.removeprefix(_PPR_EDGES)) for name in made}
         for edge_type in data.edge_types:
-            if edge_type not in kept and not data[edge_type].get("edge_index", _NO_EDGES).numel():
+            if edge_type not in made and not data[edge_type].get("edge_index", _NO_EDGES).numel():
                 del data[edge_type]
     return data, rest
 
@@ -231,7 +238,7 @@ def own_message(
     given = set(message)
     ends: dict[str, dict[str, Tensor]] = {}
     for name, value in message.items():
-        if name.startswith(_LABEL_METADATA):
+        if name.startswith(tuple(_LABELS.values())):
             continue  # a copy of what the message has by our keys, or for a hook to take
         found, tensor = names.own(name), _tensor(value)
         if found != name and found.endswith(_LINKS):

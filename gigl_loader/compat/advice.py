@@ -173,7 +173,6 @@ ADVICE: dict[str, dict[str, str]] = {
     ),
     "gigl_loader.glt.channel": {
         **_each("ShmChannel MpChannel", _CHANNEL),
-        "RemoteReceivingChannel": _STORE,
         "QueueTimeoutError": "PeerTimeoutError of gigl_loader",
         "SampleMessage": "a dict of tensors by graphlearn-torch's keys, which loaders take",
     },
@@ -206,7 +205,6 @@ ADVICE: dict[str, dict[str, str]] = {
         **_each("all_gather global_all_gather", _RPC_GATHER),
         **_each("barrier global_barrier", "torch.distributed.barrier()"),
         "DistFeature": _BY_ID,
-        "DistGraph": "DistDataset, whose attribute graph has the edges of this partition",
     },
     "gigl_loader.glt.utils": {
         "common": "its names are in gigl_loader.glt.utils",

@@ -8,8 +8,7 @@ Source:
     ``utils/sampling_errors.py`` and ``sampler_options.py``.
 """
 
-import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -68,21 +67,6 @@ def extract_metadata(
     """Return the metadata of a message, on the device and without ``#META.``, and the rest."""
     found = {name[len(META) :]: msg[name].to(device) for name in msg if name.startswith(META)}
     return found, {name: value for name, value in msg.items() if not name.startswith(META)}
-
-
-def extract_edge_type_metadata(
-    metadata: Mapping[str, Tensor], prefixes: Iterable[str]
-) -> tuple[dict[str, dict[EdgeType, Tensor]], dict[str, Tensor]]:
-    """Return what begins with a prefix, by prefix and the edge type after it, and the rest."""
-    matched: dict[str, dict[EdgeType, Tensor]] = {prefix: {} for prefix in prefixes}
-    rest = {}
-    for name, value in metadata.items():
-        prefix = next((prefix for prefix in matched if name.startswith(prefix)), None)
-        if prefix is None:
-            rest[name] = value
-        else:
-            matched[prefix][ast.literal_eval(name[len(prefix) :])] = value
-    return matched, rest
 
 
 def set_missing_features(

@@ -10,16 +10,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gigl_loader import DistDataset, DistributedContext, PartitionOutput
-from gigl_loader.dataset.gigl_parts import split_by, splits_edges, splits_of
-from gigl_loader.dataset.glt_attributes import set_splits
+from gigl_loader import DistDataset, DistributedContext
 from gigl_loader.dataset.partition.partition_output import by_type
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -28,6 +26,8 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     FilePath,
     NodeType,
+    expanded_end,
+    glt_edge_type,
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError
@@ -44,7 +44,7 @@ from gigl_loader.runtime.ranks.collectives import RankExchange, end_group, repor
 
 __all__ = ["build_dataset", "build_dataset_from_task_config_uri", "build_storage_dataset"]
 
-_OneSplit = tuple[Tensor, Tensor, Tensor]
+_Ids = tuple[Tensor, Tensor, Tensor]
 _ARGUMENTS = {
     "sample_edge_direction",
     "should_use_range_partitioning",
@@ -86,9 +86,9 @@ def build_dataset_from_task_config_uri(
     """
     task = Message.read(str(task_config_uri))
     arguments = _arguments(task, "inferencer" if is_inference else "trainer")
-    edge_dir = arguments.get("sample_edge_direction", "in")
+    edge_dir = cast("EdgeDir", arguments.get("sample_edge_direction", "in"))
     most = arguments.get("max_labels_per_anchor_node")
-    splitter = None if is_inference else _splitter_of(task, arguments)
+    splitter = None if is_inference else _splitter_of(task, arguments, edge_dir)
     graph = metadata_of(task)
     dataset = _build(graph, edge_dir, _tfrecord_uri_pattern, splitter, distributed_context)
     dataset.max_labels_per_anchor_node = None if most is None else int(most)
@@ -289,26 +289,61 @@ def _arguments(task: Message, of: str) -> dict[str, str]:
 # --- splits ---------------------------------------------------------------------------------------
 
 
-class _EdgeTypeOfGiGL(NamedTuple):
-    """An edge type as GiGL's splitters read it; equal to ours."""
-
-    src_node_type: str
-    relation: str
-    dst_node_type: str
-
-
 class _HashSplitter:
-    """GiGL's splits: by a hash of the id, scaled by the hashes of all ranks."""
+    """GiGL's splits: by a hash of the id, scaled by the hashes of all ranks.
 
-    def __init__(self, val: float, test: float, anchors_of: list[EdgeType] | None) -> None:
+    Args:
+        val: Share of the nodes for validation.
+        test: Share for testing.
+        edge_dir: Of the dataset.
+        supervision: Edge types whose anchors are split; None: all nodes are.
+    """
+
+    def __init__(
+        self, val: float, test: float, edge_dir: EdgeDir, supervision: list[EdgeType] | None
+    ) -> None:
         if not (0 <= val < 1 and 0 <= test < 1 and 0 < val + test < 1):
             raise ConfigError(f"num_val={val} and num_test={test} must be shares below 1 together")
         self._val, self._test = val, test
-        self.anchors_of = anchors_of
-        """Supervision edge types; None: all nodes are split."""
+        self._edge_dir, self._supervision = edge_dir, supervision
+        if supervision is not None:
+            self.should_convert_labels_to_edges = True
 
-    def __call__(self, own: Tensor, least: int, largest: int) -> _OneSplit:
-        """Split ids of this rank, by the range of the hashes of all ranks."""
+    def __call__(self, *, node_ids: Any = None, edge_index: Any = None) -> dict[NodeType, _Ids]:
+        """Split the nodes of this rank, or the anchors of its positives."""
+        own = by_type(node_ids, DEFAULT_HOMOGENEOUS_NODE_TYPE)
+        if edge_index is not None:
+            own = self._anchors(by_type(edge_index, DEFAULT_HOMOGENEOUS_EDGE_TYPE))
+        hashes = {name: _hashed(ids) for name, ids in own.items() if ids.numel()}
+        extent = {name: (int(h.min()), int(h.max())) for name, h in hashes.items()}
+        everyone = RankExchange().gather(extent, dict[str, tuple[int, int]])
+        extents: dict[str, list[tuple[int, int]]] = {}
+        for name, one in ((name, one) for ranges in everyone for name, one in ranges.items()):
+            extents.setdefault(name, []).append(one)
+        if not extents:
+            raise ConfigError(
+                f"the task has no positive labels of {self._supervision}: its preprocessed "
+                "metadata need positiveEdgeInfo for training"
+            )
+        nothing = torch.empty(0, dtype=torch.int64, device="cpu")
+        return {
+            name: self._cut(own.get(name, nothing), min(all_)[0], max(last for _, last in all_))
+            for name, all_ in extents.items()
+        }
+
+    def _anchors(self, edges: dict[EdgeType, Tensor]) -> dict[NodeType, Tensor]:
+        """Return the anchors of positives by type, ascending, each once."""
+        supervision = self._supervision or []
+        if DEFAULT_HOMOGENEOUS_EDGE_TYPE in edges:
+            supervision = [DEFAULT_HOMOGENEOUS_EDGE_TYPE]
+        found: dict[NodeType, list[Tensor]] = {}
+        for name in supervision:
+            stored = glt_edge_type(message_passing_to_positive_label(name), self._edge_dir)
+            if stored in edges:
+                found.setdefault(name[0], []).append(edges[stored][expanded_end(self._edge_dir)])
+        return {name: torch.cat(ids).unique() for name, ids in found.items()}
+
+    def _cut(self, own: Tensor, least: int, largest: int) -> _Ids:
         share = (_hashed(own) - least).to(torch.float32) / float(largest)
         test = share >= 1 - self._test
         val = (share >= 1 - self._test - self._val) & ~test
@@ -328,72 +363,19 @@ def _hashed(ids: Tensor) -> Tensor:
     return torch.from_numpy(x)
 
 
-def _splitter_of(task: Message, arguments: dict[str, str]) -> _HashSplitter:
+def _splitter_of(task: Message, arguments: dict[str, str], edge_dir: EdgeDir) -> _HashSplitter:
     shares = float(arguments.get("num_val", "0.1")), float(arguments.get("num_test", "0.1"))
     metadata = task["taskMetadata"]
     if "nodeBasedTaskMetadata" in metadata:
-        return _HashSplitter(*shares, None)
+        return _HashSplitter(*shares, edge_dir, None)
     name = "nodeAnchorBasedLinkPredictionTaskMetadata"
     if name not in metadata:
         known = ", ".join(map(str, metadata.content))
         raise ConfigError(f"{metadata.where} has {known}: node and anchor tasks alone can be split")
     listed = metadata[name].get("supervisionEdgeTypes") or []
     where = f"{metadata.where}, {name}"
-    return _HashSplitter(*shares, [Message(one, where).edge_type() for one in listed])
-
-
-def _anchors(dataset: DistDataset, supervision: list[EdgeType]) -> dict[NodeType, Tensor]:
-    """Return the anchors of this partition by type, ascending, each once."""
-    wanted = {message_passing_to_positive_label(name) for name in supervision}
-    if dataset.schema.is_homogeneous_with_labeled_edge_type:
-        wanted = {message_passing_to_positive_label(DEFAULT_HOMOGENEOUS_EDGE_TYPE)}
-    found: dict[NodeType, list[Tensor]] = {}
-    for label_type, edges in dataset.label_edges.items():
-        if label_type in wanted:
-            found.setdefault(label_type[0], []).append(edges[0])
-    return {name: torch.cat(ids).unique() for name, ids in found.items()}
-
-
-def _split(dataset: DistDataset, splitter: Any, output: PartitionOutput) -> None:
-    """Give a dataset the splits of a splitter: ours, or an object of the user's."""
-    if isinstance(splitter, _HashSplitter):
-        splits = splits_of(_split_by_hash(dataset, splitter))
-    elif splits_edges(splitter):
-        step = -1 if dataset.edge_dir == "in" else 1  # labels as the edges are stored
-        edges = {
-            _EdgeTypeOfGiGL(*name[::step]): ends[[0, 1][::step]]
-            for name, ends in dataset.label_edges.items()
-        }
-        main = by_type(output.partitioned_edge_index, DEFAULT_HOMOGENEOUS_EDGE_TYPE)
-        edges |= {_EdgeTypeOfGiGL(*name): part.edge_index for name, part in main.items()}
-        splits = split_by(splitter, edge_index=edges)
-    else:
-        splits = split_by(splitter, node_ids=dataset.node_ids)
-    set_splits(dataset, splits, typed=dataset.is_typed)
-
-
-def _split_by_hash(dataset: DistDataset, splitter: _HashSplitter) -> dict[NodeType, _OneSplit]:
-    supervision = splitter.anchors_of
-    if supervision is None:
-        own = by_type(dataset.node_ids, DEFAULT_HOMOGENEOUS_NODE_TYPE)
-    else:
-        own = _anchors(dataset, supervision)
-    hashes = {name: _hashed(ids) for name, ids in own.items() if ids.numel()}
-    extent = {name: (int(h.min()), int(h.max())) for name, h in hashes.items()}
-    everyone = RankExchange().gather(extent, dict[str, tuple[int, int]])
-    extents: dict[str, list[tuple[int, int]]] = {}
-    for name, one in ((name, one) for ranges in everyone for name, one in ranges.items()):
-        extents.setdefault(name, []).append(one)
-    if not extents:
-        raise ConfigError(
-            f"the task has no positive labels of {supervision}: its preprocessed metadata "
-            "need positiveEdgeInfo for training"
-        )
-    nothing = torch.empty(0, dtype=torch.int64, device="cpu")
-    return {
-        name: splitter(own.get(name, nothing), min(all_)[0], max(last for _, last in all_))
-        for name, all_ in extents.items()
-    }
+    supervision = [Message(one, where).edge_type() for one in listed]
+    return _HashSplitter(*shares, edge_dir, supervision)
 
 
 # --- partitions -----------------------------------------------------------------------------------
@@ -456,10 +438,8 @@ def _build(
             typed = len(share.nodes) > 1 or len(share.edges) > 1
         output = exchange_shares(share, edge_dir, typed=typed)
         dataset = DistDataset(ranks.rank, ranks.size, edge_dir)
-        dataset.build(output)
+        dataset.build(output, splitter)
         _count_classes(dataset, ranks)
-        if splitter is not None:
-            _split(dataset, splitter, output)
     return dataset
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, cast, get_args
 
 import torch
@@ -34,7 +35,7 @@ from gigl_loader.dataset.from_pyg.pyg_graph import (
     keep_neighbor_times,
     read_pyg,
 )
-from gigl_loader.dataset.gigl_parts import check_parts, cut_node_ids, split_by, splits_edges
+from gigl_loader.dataset.gigl_parts import check_parts, cut_node_ids, split_by
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.one_or_by_type import PyGGraph
@@ -150,24 +151,26 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         self._weight_attr: str | None = None
         self._placement: Placement | None = None
         if graph_partition:
-            parts = glt_classes.DistDataset(
-                world_size,
-                rank,
-                graph_partition,
-                node_feature_partition,
-                edge_feature_partition,
+            self._take_parts(
+                graph=graph_partition,
+                node_features=node_feature_partition,
+                edge_features=edge_feature_partition,
+                node_labels=node_labels,
                 node_pb=node_partition_book,
                 edge_pb=edge_partition_book,
-                edge_dir=edge_dir,
             )
-            parts.node_labels = node_labels  # GiGL's are features, which the constructor refuses
-            self._take_parts(parts)
             counts = {"num_train": num_train, "num_val": num_val, "num_test": num_test}
             splits = cut_node_ids(node_ids, counts, node_ids_of(self.view()))
             glt_attributes.set_splits(self, splits, typed=self.is_typed)
 
-    def _take_parts(self, dataset: glt_classes.Dataset) -> None:
-        """Fill this dataset with the tensors of graphlearn-torch's."""
+    def _take_parts(self, **parts: Any) -> None:
+        """Fill this dataset with what is an attribute of graphlearn-torch's."""
+        dataset = SimpleNamespace(
+            num_partitions=self.num_partitions,
+            partition_idx=self.partition_idx,
+            edge_dir=self.edge_dir,
+            **parts,
+        )
         self._fill(*glt_attributes.read_glt(dataset))
         glt_attributes.keep_glt(self, dataset)
 
@@ -182,9 +185,9 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
             partition_output: Tensors with their global ids; see `PartitionOutput`.
             splitter: Makes the splits, as GiGL's do. It is called with ``node_ids=``, the nodes of
                 this partition; or, if it has an attribute ``should_convert_labels_to_edges``, with
-                ``edge_index=``, the edges of ``partition_output``. Either is a dict by type for a
-                graph of several types. It returns ids for training, validation and testing, or a
-                dict of these by node type. None: no splits.
+                ``edge_index=``, the edges of ``partition_output``, with its labels as edges are
+                stored. Either is a dict by type for a graph of several types. It returns ids for
+                training, validation and testing, or a dict of these by node type. None: no splits.
 
         Raises:
             ConfigError: A tensor is malformed, or has data of another partition; or the splitter
@@ -207,17 +210,10 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
         )
         splits: Splits = {}
         if splitter is not None:
-            edges: Any = partition_output.partitioned_edge_index
-            given: dict[str, Any] = {"node_ids": node_ids_of(view)}
-            if splits_edges(splitter):
-                given = {
-                    "edge_index": {name: one.edge_index for name, one in edges.items()}
-                    if isinstance(edges, Mapping)
-                    else edges.edge_index
-                }
-            elif make_schema(view).edge_types is None:
-                (given["node_ids"],) = given["node_ids"].values()
-            splits = split_by(splitter, **given)
+            own: Any = node_ids_of(view)
+            if make_schema(view).edge_types is None:
+                (own,) = own.values()
+            splits = split_by(splitter, partition_output, self.edge_dir, own)
         self._fill(view, splits)
 
     @classmethod

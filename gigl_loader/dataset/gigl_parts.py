@@ -2,14 +2,20 @@
 
 import difflib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.partition.partition_output import by_type
+from gigl_loader.dataset.partition.partition_output import PartitionOutput, by_type, labels_of
 from gigl_loader.dataset.partition.partition_view import Splits
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, SPLITS, NodeType
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    SPLITS,
+    EdgeDir,
+    NodeType,
+)
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.runtime.memory.tensors import share_tensor
 
@@ -94,24 +100,47 @@ def cut_node_ids(
     return splits
 
 
-def splits_edges(splitter: Any) -> bool:
-    """Return whether a splitter takes edges, to split their anchors; others take nodes."""
-    return hasattr(splitter, "should_convert_labels_to_edges")
+class EdgeTypeOfGiGL(NamedTuple):
+    """An edge type as GiGL's splitters read it; equal to ours."""
+
+    src_node_type: str
+    relation: str
+    dst_node_type: str
 
 
-def split_by(splitter: Callable[..., Any], **given: Any) -> Splits:
+def split_by(
+    splitter: Callable[..., Any], output: PartitionOutput, edge_dir: EdgeDir, own: Any
+) -> Splits:
     """Return the splits of GiGL's splitter, or of an object like it.
 
     Args:
         splitter: Returns ids for training, validation and testing, or a dict of these by node type.
-        given: ``node_ids=``, or ``edge_index=`` for one that splits the anchors of edges.
+            One with an attribute ``should_convert_labels_to_edges`` takes ``edge_index=``, to split
+            the anchors of edges; others ``node_ids=``.
+        output: The partition's tensors.
+        edge_dir: Of the dataset.
+        own: Ids of the partition's nodes.
 
     Raises:
         ConfigError: What it returns is something else.
     """
     if not callable(splitter):
         raise ConfigError(f"splitter must be a function, got {type(splitter).__name__}")
-    return splits_of(splitter(**given))
+    if not hasattr(splitter, "should_convert_labels_to_edges"):
+        return splits_of(splitter(node_ids=own))
+    edges: Any = output.partitioned_edge_index
+    step = -1 if edge_dir == "in" else 1  # labels as the edges are stored
+    labels = {
+        EdgeTypeOfGiGL(*name[::step]): ends[[0, 1][::step]] for _, name, ends in labels_of(output)
+    }
+    if not labels and not isinstance(edges, Mapping):
+        return splits_of(splitter(edge_index=edges.edge_index))
+    main = edges if isinstance(edges, Mapping) else {DEFAULT_HOMOGENEOUS_EDGE_TYPE: edges}
+    given = {
+        EdgeTypeOfGiGL(*name) if type(name) is tuple else name: part.edge_index
+        for name, part in main.items()
+    }
+    return splits_of(splitter(edge_index=labels | given))
 
 
 def splits_of(found: Any) -> Splits:

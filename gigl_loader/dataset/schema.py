@@ -129,6 +129,13 @@ def message_passing_to_negative_label(edge_type: EdgeType) -> EdgeType:
     return (src, relation + _NEGATIVE_SUFFIX, dst)
 
 
+LABEL_TYPES = {
+    POSITIVE: message_passing_to_positive_label,
+    NEGATIVE: message_passing_to_negative_label,
+}
+"""Functions from an edge type to that of its labels, by their sign."""
+
+
 def label_to_message_passing(edge_type: EdgeType) -> EdgeType:
     """Undo `message_passing_to_positive_label`, or the function for negatives."""
     src, relation, dst = edge_type

@@ -183,18 +183,12 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             producer = process_role.remote_source().create_producer
         create_producer: Any = producer
         self._backend_key = backend_key
-        worker_options = process_role.keyed_options(worker_options, backend_key, runtime.rank)
-        self._set_glt_attributes(
-            dataset,
-            sampler_input,
-            dataset_schema,
-            worker_options,
-            sampling_config,
-            device,
-            runtime,
-            is_remote,
-        )
-        self._dataset_schema = dataset_schema
+        self.worker_options = process_role.keyed_options(worker_options, backend_key, runtime.rank)
+        self._given_dataset, self.input_data = dataset, sampler_input
+        self._dataset_schema, self.sampling_config = dataset_schema, sampling_config
+        self._runtime, self._is_remote_worker = runtime, is_remote
+        self.to_device = torch.device(device)
+        self._set_glt_attributes()
         self._frames = frames_of_batches(dataset_schema, self.edge_dir)
         names = (*self._own_attributes(), *(PAD_ATTRIBUTES if padding is not None else ()))
         glt_config.check_attribute_names(dataset_schema, names, type(self).__name__)
@@ -208,7 +202,6 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         # GiGL's names: packed columns are floats in messages
         self._node_quantization_metadata = self._edge_quantization_metadata = None
         self._non_blocking_transfers = non_blocking_transfers
-        self._runtime = runtime
         self._even_ranks, self._shard = even_ranks, shard
         self._device_prefetch, self._padding = device_prefetch, padding
         self._may_split = padding is not None and padding.may_split
@@ -393,8 +386,6 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             )
             # last: what is open by now is shut down if this raises
             self._check_promises(type(channel).__name__)
-        elif isinstance(producer, DistSamplingProducer):
-            self._use(producer)
         else:
             self._use(self._source_of(producer, channel=channel, is_started=True))
 

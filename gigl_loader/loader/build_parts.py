@@ -99,19 +99,6 @@ class Steps:
     has_told: bool = False
     """Whether this rank took part in the exchange of inputs, or sent its error there."""
 
-    def colocated(
-        self, dataset: Any, local: LocalInput, input_nodes: Any, *, is_share: bool = False
-    ) -> None:
-        """Make the arguments of a loader that samples here; see `_colocated_arguments`."""
-        self.has_told, self.made = True, None
-        self.made = _colocated_arguments(self, dataset, partial(local, input_nodes), is_share)
-
-    def remote(self, dataset: Any, inputs: list[NodeSamplerInput], sampler: SamplerKind) -> None:
-        """Make the arguments of a loader on a graph store; see `remote_arguments`."""
-        self.made = remote_arguments(
-            dataset, self.options, self.runtime, inputs, self.name, sampler, self.shared_by
-        )
-
     def change(self, **given: Any) -> None:
         """Take options and places that a subclass's hook changed."""
         of_job = {key: given.pop(key) for key in tuple(given) if hasattr(self.runtime, key)}
@@ -159,7 +146,7 @@ class LoaderInSteps(BaseDistLoader):
             num_cpu_threads=num_cpu_threads,
         )
         steps.device = torch.device(device)
-        steps.colocated(dataset, steps.local, input_nodes)
+        steps.made = _colocated_arguments(steps, dataset, partial(steps.local, input_nodes))
         return _parts(steps)
 
     def _setup_for_graph_store(
@@ -178,7 +165,8 @@ class LoaderInSteps(BaseDistLoader):
             prefetch_size=prefetch_size,
             channel_size=channel_size,
         )
-        self._steps.remote(dataset, *self._steps.store(input_nodes, dataset))
+        inputs, sampler = self._steps.store(input_nodes, dataset)
+        self._steps.made = remote_arguments(self._steps, dataset, inputs, sampler)
         return _parts(self._steps)
 
     def _sampler_of(self, sampler_input: Any) -> SamplerKind:
@@ -270,8 +258,8 @@ def _set_up_here(
         )
         _check_parts(loader, "_setup_for_colocated", found)
         if steps.made is None:  # the hook made them itself, and its input is a share already
-            kind = loader._sampler_of(found[0])
-            steps.colocated(dataset, lambda nodes, _: (nodes, kind), found[0], is_share=True)
+            own = found[0], loader._sampler_of(found[0])
+            steps.made = _colocated_arguments(steps, dataset, lambda _: own, is_share=True)
         made = _with_parts(steps, found)
         data = made["dataset"]
         make = source_maker(made["worker_options"], steps.given or options, made["device"], data)
@@ -308,7 +296,8 @@ def _set_up_on_servers(
     )
     _check_parts(loader, "_setup_for_graph_store", found)
     if steps.made is None:
-        steps.remote(dataset, list(found[0]), loader._sampler_of(found[0]))
+        sampler = loader._sampler_of(found[0])
+        steps.made = remote_arguments(steps, dataset, list(found[0]), sampler)
     return _with_parts(steps, found)
 
 
@@ -351,7 +340,8 @@ def _colocated_arguments(
     steps: Steps,
     dataset: Any,
     make_input: Callable[[DistDataset], tuple[NodeSamplerInput, SamplerKind]],
-    is_share: bool,
+    *,
+    is_share: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of `BaseDistLoader`, but the producer.
 
@@ -365,6 +355,7 @@ def _colocated_arguments(
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given an invalid value.
     """
+    steps.has_told, steps.made = True, None
     options, runtime = steps.options, steps.runtime
     with error_sent_to_ranks():
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
@@ -495,29 +486,24 @@ def _check_colocated(
 
 
 def remote_arguments(
+    steps: Steps,
     dataset: Any,
-    options: LoaderOptions,
-    runtime: DistributedRuntimeInfo,
     inputs: list[NodeSamplerInput],
-    name: str,
     default_sampler: SamplerKind = NEIGHBOR_KIND,
-    shared_by: str | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of `BaseDistLoader` for a loader that samples on a graph store.
 
     Args:
+        steps: What is known of the loader.
         dataset: A ``RemoteDistDataset``.
-        options: The user's options.
-        runtime: This process's place in the job.
         inputs: The checked input of each storage server, empty ones included.
-        name: The loader's name: the same on all ranks, and no other loader's.
         default_sampler: The loader's own sampler.
-        shared_by: See `BaseDistLoader.shared_by`.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
         UsageError: This process has not joined, or its process group is another one now.
     """
+    options, runtime = steps.options, steps.runtime
     if options.in_process:
         raise ConfigError(
             f"num_workers={options.num_workers} and exchange={options.exchange!r} belong to "
@@ -538,7 +524,7 @@ def remote_arguments(
         groups.add_to(inputs, dataset, given.groups_per_batch)
     worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
-        worker_key=f"{name} {f'rank {runtime.rank}' if shared_by is None else shared_by}",
+        worker_key=f"{steps.name} {steps.shared_by or f'rank {runtime.rank}'}",
         num_workers=given.num_workers,
         worker_concurrency=given.worker_concurrency,
         channel_size=given.channel_size,

@@ -6,8 +6,6 @@ Values are those that GiGL's ``BaseDistLoader`` sets. They do not depend on GLT 
 import math
 from typing import Any
 
-import torch
-
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
@@ -46,46 +44,38 @@ class AnswersGLT:
     _epochs: Epochs
     _stats: LoaderStats
     _is_remote_worker: bool
+    _given_dataset: Any
+    _dataset_schema: DatasetSchema
+    _runtime: DistributedRuntimeInfo
+    input_data: Any
+    sampling_config: SamplingConfig
     worker_options: Any
     _mp_producer: Any = None
     """GLT's name for the producer of a colocated loader; None if this process samples."""
     _channel: Any
     """GLT's name for the channel of messages."""
 
-    def _set_glt_attributes(
-        self,
-        dataset: Any,
-        sampler_input: Any,
-        schema: DatasetSchema,
-        worker_options: Any,
-        sampling_config: SamplingConfig,
-        device: torch.device,
-        runtime: DistributedRuntimeInfo,
-        is_remote: bool,
-    ) -> None:
-        self.data = None if is_remote else dataset
-        if is_remote:
-            self.num_data_partitions = dataset.cluster_info.num_storage_nodes
-            self.data_partition_idx = runtime.node_rank
-            self._input_data_list = list(sampler_input)
-        else:
-            self.num_data_partitions = getattr(dataset, "num_partitions", 1)
-            self.data_partition_idx = getattr(dataset, "partition_idx", 0)
-        self._given_dataset = dataset
-        self.input_data = sampler_input
-        self.sampling_config = sampling_config
-        for name in OF_CONFIG:
-            setattr(self, name, getattr(sampling_config, name))
-        self.to_device = torch.device(device)
-        self.worker_options = worker_options
+    def _set_glt_attributes(self) -> None:
+        runtime, dataset, inputs = self._runtime, self._given_dataset, self.input_data
+        self._is_mp_worker = not self._is_remote_worker
         self._is_collocated_worker = False
-        self._is_mp_worker = not is_remote
-        self._is_remote_worker = is_remote
         # All deployments have GLT's channel, though our workers may not use it.
         self._with_channel = True
-        inputs = sampler_input if is_remote else [sampler_input]
+        if self._is_remote_worker:
+            self.data = None
+            self.num_data_partitions = dataset.cluster_info.num_storage_nodes
+            self.data_partition_idx = runtime.node_rank
+            self._input_data_list = inputs = list(inputs)
+        else:
+            self.data = dataset
+            self.num_data_partitions = getattr(dataset, "num_partitions", 1)
+            self.data_partition_idx = getattr(dataset, "partition_idx", 0)
+            inputs = [inputs]
+        for name in OF_CONFIG:
+            setattr(self, name, getattr(self.sampling_config, name))
         self._input_type = inputs[0].input_type if inputs else None
-        self._set_ntypes_and_etypes(*_types_of(schema, is_remote=is_remote))
+        types = _types_of(self._dataset_schema, is_remote=self._is_remote_worker)
+        self._set_ntypes_and_etypes(*types)
 
     def _set_ntypes_and_etypes(
         self, node_types: list[NodeType] | None, edge_types: list[EdgeType] | None

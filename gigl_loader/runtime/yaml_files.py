@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import IO, Any
 
-from gigl_loader.errors import ConfigError, first_line
+from gigl_loader.errors import ConfigError, first_line, needed
 
 
 def read_yaml(path: Any, open_file: Callable[[], IO[bytes]] | None = None) -> Any:
@@ -16,13 +16,11 @@ def read_yaml(path: Any, open_file: Callable[[], IO[bytes]] | None = None) -> An
     Raises:
         ConfigError: It cannot be read, or is no YAML; the message names it.
     """
-    try:
+    with needed('YAML needs pyyaml: run pip install "gigl_loader[tables]"'):
         import yaml
-
+    try:
         with open(path, "rb") if open_file is None else open_file() as file:
             return yaml.safe_load(file)
-    except ImportError as error:
-        raise ConfigError('YAML needs pyyaml: run pip install "gigl_loader[tables]"') from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -8,14 +8,7 @@ import numpy as np
 
 from gigl_loader.batch.message import label_column, label_keys
 from gigl_loader.dataset.partition.partition_view import PartitionView
-from gigl_loader.dataset.schema import (
-    NEGATIVE,
-    POSITIVE,
-    EdgeType,
-    NodeType,
-    message_passing_to_negative_label,
-    message_passing_to_positive_label,
-)
+from gigl_loader.dataset.schema import LABEL_TYPES, NEGATIVE, POSITIVE, EdgeType, NodeType
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.runtime.memory.segments import Array
 from gigl_loader.sampler.neighbor import NeighborSampler
@@ -25,11 +18,6 @@ from gigl_loader.sampler.roots import NodeRoots, RootFields
 from gigl_loader.sampler.rows.reader import GraphReader
 from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sampler.tokens import TokenNodes
-
-_LABEL_TYPES = {
-    POSITIVE: message_passing_to_positive_label,
-    NEGATIVE: message_passing_to_negative_label,
-}
 
 
 @dataclass(frozen=True)
@@ -126,7 +114,7 @@ class AnchorRoots:
         self, edge_type: EdgeType, sign: str, request: SampleRequest
     ) -> Callable[[], tuple[Array, Array]] | None:
         """Return a reader of the label edges, which may be on another partition."""
-        label_type = _LABEL_TYPES[sign](edge_type)
+        label_type = LABEL_TYPES[sign](edge_type)
         if label_type not in self._reader.view.adjacency:
             # Negatives are optional; without positives there is nothing to predict.
             if sign == NEGATIVE:
@@ -263,7 +251,7 @@ class AnchorKind(SamplerKind):
         """Return the most labels of an anchor, of one sign."""
         if self.keywords.get("labels_in_input", False):
             return widths.get(label_column(sign, edge_type), 0)
-        if sign == NEGATIVE and message_passing_to_negative_label(edge_type) not in known:
+        if sign == NEGATIVE and LABEL_TYPES[sign](edge_type) not in known:
             return 0
         most: int | None = self.keywords.get("max_labels")
         if most is None:

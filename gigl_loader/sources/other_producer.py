@@ -21,6 +21,7 @@ import math
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -114,7 +115,7 @@ class ProducerSource:
         self.num_batches = sum(self._batches)
         self._takes_timeout = "timeout_ms" in inspect.signature(self.channel.recv).parameters
         self._awaited: queue.SimpleQueue[Any] | None = None
-        """Where a thread puts what ``recv`` returns or raises; None: nobody waits in it."""
+        """Where a thread puts what a call returns or raises; None: nobody waits in it."""
         self._tickets: list[BatchTicket] = []
         """Of the batches of the epoch that were not handed out, the next one last."""
         self._num_sent = 0
@@ -139,31 +140,13 @@ class ProducerSource:
             self.name,
         )
         turns.wait(lambda _: None)
-        if hasattr(self._producer, "_workers"):
-            self._init_watched()
-        else:
+        if not hasattr(self._producer, "_workers"):
             self._producer.init()
-
-    def _init_watched(self) -> None:
-        """Call ``init`` in a thread: graphlearn-torch's waits for ever for a process that ended."""
-        awaited: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # what it raises is handed over
-        start_aside(f"start of {self.name}", _receive, self._producer.init, awaited)
-        deadline = time.monotonic() + self.source_options.timeout_s
-        while True:
-            lost = self._loss()
-            try:
-                _, error = awaited.get(timeout=_LOOK_S)
-            except queue.Empty:
-                if lost is not None:
-                    raise lost from None
-                if time.monotonic() < deadline:
-                    continue
-                timeout_s = self.source_options.timeout_s
-                error = PeerTimeoutError(f"{self.name}.init() took more than {timeout_s:.1f} s")
-            if error is not None:
-                raise error
             return
+        # in a thread: graphlearn-torch's waits for ever for a process that ended
+        start = partial(self._in_thread, "start", self._producer.init)
+        timeout_s = self.source_options.timeout_s
+        self._watched(start, timeout_s, lambda: f".init() took more than {timeout_s:.1f} s")
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -218,24 +201,34 @@ class ProducerSource:
         return Received(self._tickets.pop(), message, {})
 
     def _next_message(self, timeout_s: float) -> Any:
+        message = self._watched(
+            self._recv,
+            timeout_s,
+            lambda: (
+                f" sent no message for {timeout_s:.1f} s; {self._counted()}. If a batch really "
+                "takes that long, raise `timeout`"
+            ),
+        )
+        self._num_sent -= 1
+        raise_sampling_error(message, f"a sampler of {self.name}")
+        return message
+
+    def _watched(
+        self, take: Callable[[float], Any], timeout_s: float, overdue: Callable[[], str]
+    ) -> Any:
+        """Return what ``take`` returns, which is given seconds, and looks at the producer."""
         deadline = time.monotonic() + timeout_s
         while True:
             # Before a last look at the channel: what was sent before the end is there by then.
             lost = self._loss()
             left_s = max(0.0, deadline - time.monotonic())
-            message = self._recv(min(_LOOK_S, left_s))
-            if message is not _NOTHING:
-                break
+            taken = take(min(_LOOK_S, left_s))
+            if taken is not _NOTHING:
+                return taken
             if lost is not None:
                 raise lost
             if left_s == 0.0:
-                raise PeerTimeoutError(
-                    f"{self.name} sent no message for {timeout_s:.1f} s; {self._counted()}. If a "
-                    "batch really takes that long, raise `timeout`"
-                )
-        self._num_sent -= 1
-        raise_sampling_error(message, f"a sampler of {self.name}")
-        return message
+                raise PeerTimeoutError(f"{self.name}{overdue()}")
 
     def _counted(self) -> str:
         if not self._num_sent:
@@ -260,7 +253,7 @@ class ProducerSource:
             if self._takes_timeout:
                 # 0 would be for ever in graphlearn-torch
                 return self.channel.recv(timeout_ms=max(1, int(timeout_s * 1000)))
-            return self._recv_in_thread(timeout_s)
+            return self._in_thread("messages", self.channel.recv, timeout_s)
         except StopIteration:
             raise PeerError(
                 f"the channel of {self.name} ended before its epoch did: {self._counted()}"
@@ -273,17 +266,23 @@ class ProducerSource:
                 return _NOTHING
             raise
 
-    def _recv_in_thread(self, timeout_s: float) -> Any:
-        # A `recv` without a timeout waits in a thread, which the next call looks at again.
+    def _in_thread(self, what: str, function: Callable[[], Any], timeout_s: float) -> Any:
+        """Return what a function returns, or `_NOTHING` if it still waits, in a thread.
+
+        The next call looks at that thread again.
+        """
         if self._awaited is None:
             self._awaited = queue.SimpleQueue()
             # what it raises is handed over
-            start_aside(f"messages of {self.name}", _receive, self.channel.recv, self._awaited)
-        message, error = self._awaited.get(timeout=timeout_s)
+            start_aside(f"{what} of {self.name}", _receive, function, self._awaited)
+        try:
+            result, error = self._awaited.get(timeout=timeout_s)
+        except queue.Empty:
+            return _NOTHING
         self._awaited = None
         if error is not None:
             raise error
-        return message
+        return result
 
     def ready(self) -> bool:
         """Return whether the epoch is over: a channel does not say whether it has a message."""
@@ -308,8 +307,8 @@ class ProducerSource:
             self._producer.shutdown()
 
 
-def _receive(recv: Callable[[], Any], answer: "queue.SimpleQueue[Any]") -> None:
+def _receive(function: Callable[[], Any], answer: "queue.SimpleQueue[Any]") -> None:
     try:
-        answer.put((recv(), None))
+        answer.put((function(), None))
     except BaseException as error:  # the thread that waits raises it
         answer.put((None, error))

@@ -129,7 +129,8 @@ def test_wrap_refuses() -> None:
 
 def test_features_that_glt_finds_by_offset_can_be_wrapped(tmp_path: Path) -> None:
     book = glt.RangePartitionBook([(0, 3), (3, 5)], 1)
-    theirs = glt.DistDataset(2, 1, edge_dir="out", node_pb=book)
+    theirs = glt.DistDataset(2, 1, edge_dir="out")
+    theirs.node_pb = book
     topology = glt.Topology(
         (torch.tensor([0, 0, 0, 0, 1, 2]), torch.tensor([0, 4])),
         torch.tensor([0, 1]),

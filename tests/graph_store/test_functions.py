@@ -57,6 +57,10 @@ def test_a_server_runs_functions_that_it_has_leave_for() -> None:
     text, more, none = request_server(0, pair, rows, text="b")
     assert (text, none) == ("b", None)
     assert torch.equal(more, rows + 1)
+    nested = request_server(0, tell, [rows, {"b": (rows,)}], c={7: rows})
+    assert torch.equal(nested["args"][0][0], rows)
+    assert torch.equal(nested["args"][0][1]["b"][0], rows)
+    assert torch.equal(nested["c"][7], rows)
     many = list(range(12))
     assert request_server(0, tell, *many, a=None, b={"c": [1.5, b"x"]}) == {
         "args": many,
@@ -83,7 +87,7 @@ def test_what_a_server_has_no_leave_for_is_refused_with_what_to_do() -> None:
 @pytest.mark.usefixtures("_server")
 @pytest.mark.parametrize("path", [f"{HERE}.absent", f"{HERE}.torch.load"])
 def test_what_is_no_function_of_the_module_is_refused(path: str) -> None:
-    arguments: dict[str, Any] = {"plain": {}, "tensors": {}}
+    arguments: dict[str, Any] = {"data": b"", "tensors": ()}
     with pytest.raises(ConfigError, match=r"cannot import|no function of that module"):
         request_server(0, DistServer.run_function, path, **arguments)
 

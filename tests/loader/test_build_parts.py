@@ -19,7 +19,7 @@ from gigl_loader import (
     GraphStoreInfo,
     UsageError,
 )
-from gigl_loader.loader.build_parts import is_remote, remote_arguments
+from gigl_loader.loader.build_parts import Steps, is_remote, remote_arguments
 from gigl_loader.loader.deployment.job_ranks import DistributedRuntimeInfo, from_addresses
 from gigl_loader.loader.options import start_log
 from gigl_loader.loader.options.loader_options import LoaderOptions
@@ -183,6 +183,12 @@ def test_a_graph_store_is_told_by_what_it_can_do() -> None:
     assert not is_remote(GRAPH.dataset())
 
 
+def _steps(**how: Any) -> Steps:
+    """Return a loader that is being built, which its hooks have not been called for."""
+    hook: Any = None
+    return Steps(LoaderOptions(num_neighbors=[2], **how), ALONE, hook, hook, "one")
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -194,7 +200,7 @@ def test_a_graph_store_is_told_by_what_it_can_do() -> None:
 def test_a_graph_store_refuses_what_is_colocated(how: dict, words: str) -> None:
     """Before it is asked for anything: `object()` has nothing to ask."""
     with pytest.raises(ConfigError, match=words):
-        remote_arguments(object(), LoaderOptions(num_neighbors=[2], **how), ALONE, [], "one")
+        remote_arguments(_steps(**how), object(), [])
 
 
 @pytest.fixture
@@ -223,7 +229,7 @@ def test_as_many_batches_are_requested_ahead_as_a_worker_has(
     """And no server is asked for a port, which nothing would listen on."""
     take_part(SimpleNamespace(rank=0, world_size=1))
     inputs = [NodeSamplerInput(torch.arange(2))]
-    made = remote_arguments(store, LoaderOptions(num_neighbors=[2], **how), ALONE, inputs, "one")
+    made = remote_arguments(_steps(**how), store, inputs)
     assert made["worker_options"].prefetch_size == expected
 
 
@@ -234,7 +240,7 @@ def test_a_graph_store_needs_the_process_group_that_joined_it(
     for rank, size in ((0, 2), (1, 1)):
         take_part(SimpleNamespace(rank=rank, world_size=size))
         with pytest.raises(UsageError, match=rf"as {rank} of {size}, and is 0 of 1 in torch"):
-            remote_arguments(store, LoaderOptions(num_neighbors=[2]), ALONE, inputs, "one")
+            remote_arguments(_steps(), store, inputs)
 
 
 def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -8,7 +8,6 @@ from typing_extensions import override
 from gigl_loader import DistDataset as OwnDataset
 from gigl_loader.dataset.schema import EdgeDir, FilePath, NodeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.runtime.glt_classes import DistDataset as GLTDataset
 
 
 class DistDataset(OwnDataset):
@@ -70,24 +69,23 @@ class DistDataset(OwnDataset):
             )
         if not graph_partition:
             return
-        functions = {"id_filter": id_filter, "id_select": id_select}
-        parts = GLTDataset(
-            num_partitions,
-            partition_idx,
-            graph_partition,
-            node_feature_partition,
-            edge_feature_partition,
-            whole_node_labels,
-            node_pb,
-            edge_pb,
-            node_feat_pb,
-            edge_feat_pb,
-            edge_dir=edge_dir or "out",
-            **{name: given for name, given in functions.items() if given is not None},
+        self.init_node_labels(whole_node_labels)
+        train, val, test = node_split or (None, None, None)
+        self._take_parts(
+            graph=graph_partition,
+            node_features=node_feature_partition,
+            edge_features=edge_feature_partition,
+            node_labels=self.node_labels,
+            node_pb=node_pb,
+            edge_pb=edge_pb,
+            _node_feat_pb=node_feat_pb,
+            _edge_feat_pb=edge_feat_pb,
+            train_idx=train,
+            val_idx=val,
+            test_idx=test,
+            id_filter=id_filter,
+            id_select=id_select,
         )
-        if node_split is not None:  # the constructor would make a number of a split with one id
-            parts.train_idx, parts.val_idx, parts.test_idx = node_split
-        self._take_parts(parts)
 
     @classmethod
     @override

@@ -206,6 +206,7 @@ def _with_rows_turned(batch: Any) -> Any:
     return batch
 
 
+@report_failure_to_ranks(COULD_NOT_BUILD)  # or they would wait for this one
 def _places(
     loader: BaseDistLoader, data: Any, name: str, seeds: Any, edge_dir: EdgeDir, options: Any
 ) -> dict[str, Any]:
@@ -214,13 +215,6 @@ def _places(
     Raises:
         ConfigError: They do not fit together.
     """
-    with report_failure_to_ranks(COULD_NOT_BUILD):  # or they would wait for this one
-        return _checked_places(loader, data, name, seeds, edge_dir, options)
-
-
-def _checked_places(
-    loader: BaseDistLoader, data: Any, name: str, seeds: Any, edge_dir: EdgeDir, options: Any
-) -> dict[str, Any]:
     is_remote = isinstance(options, RemoteDistSamplingWorkerOptions)
     if is_remote == (data is not None):
         raise ConfigError(

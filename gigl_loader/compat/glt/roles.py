@@ -10,11 +10,7 @@ One job is served: a server ends when all of its clients have left. Authenticati
 environment, as for a graph store; on one machine none is needed.
 """
 
-import logging
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-import torch
+from collections.abc import Sequence
 
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.graph_store.client import compute_process as own
@@ -22,22 +18,14 @@ from gigl_loader.graph_store.client.remote_dist_dataset import RemoteDistDataset
 from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.server.storage_process import StorageProcess, init_storage_process
 from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo, info_of_servers
-from gigl_loader.graph_store.wire.signatures import DistServer
 from gigl_loader.loader.deployment.process_role import open_loaders
 from gigl_loader.runtime.glt_classes import Dataset, _set_server_context, get_context
 from gigl_loader.runtime.transport import Security
-
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # one of each per process, as in graphlearn-torch
 _server: StorageProcess | None = None
 _servers: GraphStoreInfo | None = None
 """The servers that this client has joined."""
-
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {torch.cuda.device_count: DistServer.get_device_count}
-"""Functions that scripts call on servers, and the methods that do the same: these take no leave."""
 
 
 def init_server(
@@ -182,39 +170,6 @@ def joined_dataset() -> RemoteDistDataset:
     if _servers is None:
         raise UsageError("this process is not a client: call init_client(...) first")
     return RemoteDistDataset(_servers, 0)
-
-
-def async_request_server(
-    server_rank: int, func: Callable[..., T], *args: Any, **kwargs: Any
-) -> "torch.futures.Future[T]":
-    """Let a server call a method of `DistServer`; return a future at once.
-
-    ``torch.cuda.device_count`` is one of them. Other functions run with leave; see ``init_server``.
-
-    Raises:
-        UsageError: This process has not joined.
-        ConfigError: There is no such server, or servers do not call ``func``.
-    """
-    return own.async_request_server(server_rank, _method(func), *args, **kwargs)
-
-
-def request_server(server_rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Let a server call ``func``, and return its result; see `async_request_server`.
-
-    Raises:
-        PeerTimeoutError: It took longer than ten minutes.
-        ServerDiedError: The server is gone.
-        PeerError: ``func`` raised there; errors of gigl_loader keep their class.
-    """
-    result: T = own.request_server(server_rank, _method(func), *args, **kwargs)
-    return result
-
-
-def _method(func: Any) -> Any:
-    try:
-        return _FUNCTIONS.get(func, func)
-    except TypeError:  # not hashable: the call refuses it by name
-        return func
 
 
 def _count(name: str, value: int) -> int:

@@ -1,20 +1,12 @@
 """graphlearn-torch's ``sampler``: inputs and configurations of loaders."""
 
-from torch_geometric.sampler import NegativeSampling
+from torch_geometric.sampler import NegativeSampling as NegativeSampling
 
-from gigl_loader.runtime.glt_classes import NodeSamplerInput, SamplingConfig, SamplingType
+from gigl_loader.runtime.glt_classes import NodeSamplerInput as NodeSamplerInput
+from gigl_loader.runtime.glt_classes import SamplingConfig as SamplingConfig
+from gigl_loader.runtime.glt_classes import SamplingType as SamplingType
+from gigl_loader.sources.held_seeds import RemoteNodePathSamplerInput as RemoteNodePathSamplerInput
 from gigl_loader.sources.held_seeds import (
-    RemoteNodePathSamplerInput,
-    RemoteNodeSplitSamplerInput,
-    RemoteSamplerInput,
+    RemoteNodeSplitSamplerInput as RemoteNodeSplitSamplerInput,
 )
-
-__all__ = [
-    "NegativeSampling",
-    "NodeSamplerInput",
-    "RemoteNodePathSamplerInput",
-    "RemoteNodeSplitSamplerInput",
-    "RemoteSamplerInput",
-    "SamplingConfig",
-    "SamplingType",
-]
+from gigl_loader.sources.held_seeds import RemoteSamplerInput as RemoteSamplerInput

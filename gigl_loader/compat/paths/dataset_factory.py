@@ -1,8 +1,9 @@
 """GiGL's ``gigl.distributed.dataset_factory``."""
 
 from gigl_loader.compat.advice import advise
-from gigl_loader.compat.gigl_task import build_dataset, build_dataset_from_task_config_uri
-
-__all__ = ["build_dataset", "build_dataset_from_task_config_uri"]
+from gigl_loader.compat.gigl_task import build_dataset as build_dataset
+from gigl_loader.compat.gigl_task import (
+    build_dataset_from_task_config_uri as build_dataset_from_task_config_uri,
+)
 
 __getattr__ = advise("gigl_loader.dataset_factory")

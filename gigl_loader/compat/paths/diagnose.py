@@ -2,9 +2,7 @@
 
 import sys
 
-from gigl_loader.commands.diagnose import main
-
-__all__ = ["main"]
+from gigl_loader.commands.diagnose import main as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,6 @@
 """GiGL's ``gigl.distributed.dist_ablp_neighborloader``."""
 
-from gigl_loader import DistABLPLoader
+from gigl_loader import DistABLPLoader as DistABLPLoader
 from gigl_loader.compat.advice import advise
-
-__all__ = ["DistABLPLoader"]
 
 __getattr__ = advise("gigl_loader.dist_ablp_neighborloader")

@@ -1,8 +1,6 @@
 """GiGL's ``gigl.distributed.dist_context``."""
 
-from gigl_loader import DistributedContext
+from gigl_loader import DistributedContext as DistributedContext
 from gigl_loader.compat.advice import advise
-
-__all__ = ["DistributedContext"]
 
 __getattr__ = advise("gigl_loader.dist_context")

@@ -1,8 +1,6 @@
 """GiGL's ``gigl.distributed.distributed_neighborloader``."""
 
-from gigl_loader import DistNeighborLoader
+from gigl_loader import DistNeighborLoader as DistNeighborLoader
 from gigl_loader.compat.advice import advise
-
-__all__ = ["DistNeighborLoader"]
 
 __getattr__ = advise("gigl_loader.distributed_neighborloader")

@@ -1,5 +1,4 @@
 """Old public path of `graph_store.ray`."""
 
-from gigl_loader.graph_store.ray import GraphStore, start_graph_store
-
-__all__ = ["GraphStore", "start_graph_store"]
+from gigl_loader.graph_store.ray import GraphStore as GraphStore
+from gigl_loader.graph_store.ray import start_graph_store as start_graph_store

@@ -1,6 +1,6 @@
 """`PartitionOutput`, the low-level input of a dataset: loose tensors, and the view of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -19,14 +19,13 @@ from gigl_loader.dataset.partition.partition_view import Book, PartitionView
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    LABEL_TYPES,
     EdgeDir,
     EdgeType,
     NodeType,
     expanded_end,
     glt_edge_type,
     is_label_edge_type,
-    message_passing_to_negative_label,
-    message_passing_to_positive_label,
     plain_edge_type,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
@@ -183,7 +182,8 @@ def read_output(
         _add_edges(builder, edge_type, part)
     for edge_type, part in labels.items():
         _add_label_edges(builder, edge_type, part)
-    _add_labels(builder, output)
+    for where, label_type, labels in labels_of(output):
+        _check_labels(builder, label_type, labels, where)
     _add_node_rows(builder, output)
     _add_edge_rows(builder, output)
     return builder.completed_view()
@@ -276,15 +276,14 @@ def _add_edges(builder: ViewBuilder, edge_type: EdgeType, given: Any) -> None:
     builder.add_edges(edge_type, edge_index, edge_ids, weights)
 
 
-def _add_labels(builder: ViewBuilder, output: PartitionOutput) -> None:
-    for name, to_label_type in (
-        ("partitioned_positive_labels", message_passing_to_positive_label),
-        ("partitioned_negative_labels", message_passing_to_negative_label),
-    ):
+def labels_of(output: PartitionOutput) -> Iterator[tuple[str, EdgeType, Any]]:
+    """Yield the place, for errors, label edge type and edges of the labels that are given apart."""
+    for sign, to_label_type in LABEL_TYPES.items():
+        name = f"partitioned_{sign}_labels"
         given = by_type(getattr(output, name), DEFAULT_HOMOGENEOUS_EDGE_TYPE)
         for edge_type, labels in given.items():
             check_edge_type(edge_type, name)
-            _check_labels(builder, to_label_type(edge_type), labels, f"{name} of {edge_type}")
+            yield f"{name} of {edge_type}", to_label_type(edge_type), labels
 
 
 def _is_label_type(edge_type: Any) -> bool:

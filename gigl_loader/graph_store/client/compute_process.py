@@ -18,10 +18,11 @@ from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError, first_
 from gigl_loader.graph_store.client.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.graph_store.client.storage_cluster import Cluster
 from gigl_loader.graph_store.wire.functions import (
-    arguments_of,
-    from_result,
+    PackedValue,
     is_of_users_module,
+    packed,
     path_of,
+    unpacked,
 )
 from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo
 from gigl_loader.graph_store.wire.membership import PATIENCE_S, check_job_name, check_patience
@@ -344,6 +345,8 @@ def call_server(
             server.
     """
     connection = current_cluster().connection(server_rank)
+    if func is torch.cuda.device_count:  # what graphlearn-torch's scripts ask of servers
+        func = cast("Callable[..., T]", DistServer.get_device_count)
     name = getattr(func, "__name__", str(func))
     method = getattr(DistServer, name, None)
     # `is`, as a function of the same name elsewhere does something else
@@ -369,20 +372,25 @@ def _run_function(
     connection: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float
 ) -> "Future[Any]":
     """Let a server run a function that is no method of its; it refuses those without leave."""
-    plain, tensors = arguments_of(args, kwargs)
-    arguments = {"path": path_of(func), "plain": plain, "tensors": tensors}
+
+    def read(result: PackedValue) -> Any:
+        is_tuple, value = unpacked(*result)
+        return tuple(value) if is_tuple else value
+
+    data, tensors = packed((args, kwargs))
     answer: Future[Any] = Future()
-    call = connection.call("run_function", timeout_s, **arguments)
-    call.add_done_callback(lambda done: _hand_on(done, answer, from_result))
+    call = connection.call(
+        "run_function", timeout_s, path=path_of(func), data=data, tensors=tensors
+    )
+    call.add_done_callback(lambda done: _hand_on(done, answer, read))
     return answer
 
 
 def _hand_on(done: "Future[Any]", answer: Any, read: Callable[[Any], Any]) -> None:
     """Give ``answer``, a future, the result as ``read`` makes it, or the error of ``done``."""
-    error = done.exception()
-    if error is None:
+    try:
         answer.set_result(read(done.result()))
-    else:
+    except Exception as error:  # of the call, or of what came
         answer.set_exception(error)
 
 
@@ -393,10 +401,11 @@ def async_request_server(
 
     Args:
         server_rank: Rank of the server.
-        func: A method of `DistServer`, out of a fixed table. Or a function of a module that the
-            servers can import, if they were started with leave for it (``--allow-functions``): it
-            is imported and run there. It takes and returns None, numbers, strings, bytes, tensors,
-            and lists and dicts of the others; tuples inside of these arrive as lists.
+        func: A method of `DistServer`, out of a fixed table, or ``torch.cuda.device_count``, as
+            graphlearn-torch's scripts ask. Or a function of a module that the servers can import,
+            if they were started with leave for it (``--allow-functions``): it is imported and run
+            there. It takes and returns None, numbers, strings, bytes, tensors, and lists and dicts
+            of these; tuples inside of these arrive as lists.
         args: Positional arguments of it.
         kwargs: Its keyword arguments.
 

@@ -39,7 +39,7 @@ from gigl_loader.graph_store.server.producer_table import (
     check_workers,
 )
 from gigl_loader.graph_store.server.shared_producer import THIS_PROCESS, Clients, SharedProducer
-from gigl_loader.graph_store.wire.functions import Result, call_with, to_result
+from gigl_loader.graph_store.wire.functions import PackedValue, packed, unpacked
 from gigl_loader.graph_store.wire.producer_terms import terms_of
 from gigl_loader.graph_store.wire.requests import EpochRequest, FetchRequest, ProducerRequest, Runs
 from gigl_loader.graph_store.wire.signatures import MOST_PORTS, DistServer
@@ -494,9 +494,11 @@ class StorageService(PartitionAnswers, DistServer):
         self._mark.close()
 
     @override
-    def run_function(self, path: str, plain: dict[str, Any], tensors: dict[str, Tensor]) -> Result:
+    def run_function(self, path: str, data: bytes, tensors: tuple[Tensor, ...]) -> PackedValue:
         function = allowed_function(path, self._functions, self.server_rank)
-        return to_result(call_with(function, plain, tensors))
+        args, kwargs = unpacked(data, tensors)
+        result = function(*args, **kwargs)
+        return packed((isinstance(result, tuple), result))
 
     # -- contents -------------------------------------------------------------------------------
 

@@ -384,14 +384,17 @@ class DistServer(PartitionSignatures):
 
     @abstractmethod
     def run_function(
-        self, path: str, plain: dict[str, Any], tensors: dict[str, Tensor]
-    ) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+        self, path: str, data: bytes, tensors: tuple[Tensor, ...]
+    ) -> tuple[bytes, tuple[Tensor, ...]]:
         """Run a function for which the server was started with leave; see ``request_server``.
 
         Args:
             path: Its import path.
-            plain: Its arguments, as ``graph_store.wire.functions`` packs them.
-            tensors: Those that are tensors.
+            data: Its arguments, as ``graph_store.wire.functions`` packs them.
+            tensors: Those of them that are tensors.
+
+        Returns:
+            Whether the result is a tuple, and the result, as they travel.
 
         Raises:
             ConfigError: There is no leave, no such function, or its result cannot travel.

@@ -294,8 +294,6 @@ def create_graph_store_worker_options(
     A sampling port per compute process, free on the storage master, is asked for; without a
     ``compute_rank``, which later versions of GiGL do not give, none is, and no server is asked.
     """
-    check_workers(num_workers, worker_concurrency)
-    positive("prefetch_size", prefetch_size)
     parse_size(channel_size, "channel_size")
     info = dataset.cluster_info
     options = server_worker_options(

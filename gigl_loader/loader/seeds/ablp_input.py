@@ -14,6 +14,7 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
     is_label_edge_type,
+    label_to_message_passing,
     message_passing_to_positive_label,
     plain_edge_type,
 )
@@ -208,16 +209,8 @@ def supervision_types(schema: DatasetSchema, given: Any) -> list[EdgeType]:
 
 def labeled_types(known: Sequence[EdgeType]) -> list[EdgeType]:
     """Return the supervision edge types that have positives among the edge types ``known``."""
-    found = []
-    for edge_type in known:
-        if is_label_edge_type(edge_type):
-            src, relation, dst = edge_type
-            # GiGL's suffix; the comparison below excludes negatives, and relations with similar
-            # names.
-            plain = (src, relation.rpartition("_gigl_")[0], dst)
-            if message_passing_to_positive_label(plain) == edge_type:
-                found.append(plain)
-    return found
+    plain = {name: label_to_message_passing(name) for name in known if is_label_edge_type(name)}
+    return [of for name, of in plain.items() if message_passing_to_positive_label(of) == name]
 
 
 def check_anchor_type(supervision: Sequence[EdgeType], anchor_type: NodeType) -> None:

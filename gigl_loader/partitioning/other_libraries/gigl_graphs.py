@@ -218,7 +218,9 @@ class _RecordTable:
                 raise ConfigError(f"{output.where} has no feature {self._weight!r} for weights")
             self._features.remove(self._weight)
             self._width = None if self._width is None else self._width - 1
-        self._quantised = _Quantised.of(output) if features else None
+        quantised = "quantizedFeatureMetadata"
+        is_quantised = features and quantised in output
+        self._quantised = _Quantised(output[quantised]) if is_quantised else None
         self.features = "features" if self._features else None
         self.label = "label" if self._labels else None
         self.weight = "weight" if self._weight else None
@@ -321,12 +323,6 @@ class _Quantised:
         # Each step in float32, as there.
         share = np.arange(2**self._bits, dtype=np.float32) / np.float32(2**self._bits - 1)
         self._values = low + share * np.float32(float(high) - float(low))
-
-    @classmethod
-    def of(cls, output: Message) -> "_Quantised | None":
-        """Return the quantised features of a type; None: it has none."""
-        name = "quantizedFeatureMetadata"
-        return cls(output[name]) if name in output else None
 
     def rows(self, values: dict[str, Array], features: Sequence[str], name: str) -> Array:
         """Return the rows of all features.

@@ -182,41 +182,21 @@ class Dataset:
 class DistDataset(Dataset):
     """One partition of a dataset, with the partition books (the owners of nodes and edges)."""
 
+    graph_caching = False
+    # set afterwards, as the parts of a dataset are: `gigl_loader.glt` has GLT's constructor
+    node_pb: Any = None
+    edge_pb: Any = None
+    _node_feat_pb: Any = None
+    _edge_feat_pb: Any = None
+
     def __init__(
-        self,
-        num_partitions: int = 1,
-        partition_idx: int = 0,
-        graph_partition: Any = None,
-        node_feature_partition: Any = None,
-        edge_feature_partition: Any = None,
-        whole_node_labels: Any = None,
-        node_pb: Any = None,
-        edge_pb: Any = None,
-        node_feat_pb: Any = None,
-        edge_feat_pb: Any = None,
-        edge_dir: str = "out",
-        graph_caching: bool = False,
-        node_split: Any = None,
-        id_filter: Callable[[Any, int], Tensor] = owned_by,
-        id_select: Callable[..., Tensor] = selected,
+        self, num_partitions: int = 1, partition_idx: int = 0, *, edge_dir: str = "out"
     ) -> None:
-        super().__init__(
-            graph_partition,
-            node_feature_partition,
-            edge_feature_partition,
-            whole_node_labels,
-            edge_dir,
-            node_split,
-        )
+        super().__init__(edge_dir=edge_dir)
         self.num_partitions = num_partitions
         self.partition_idx = partition_idx
-        self.graph_caching = graph_caching
-        self.node_pb: Any = node_pb
-        self.edge_pb: Any = edge_pb
-        self._node_feat_pb = node_feat_pb
-        self._edge_feat_pb = edge_feat_pb
-        self.id_filter = id_filter
-        self.id_select = id_select
+        self.id_filter: Callable[[Any, int], Tensor] = owned_by
+        self.id_select: Callable[..., Tensor] = selected
 
     @property
     def node_feat_pb(self) -> Any:

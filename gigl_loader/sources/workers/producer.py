@@ -187,6 +187,7 @@ class DistSamplingProducer:
             None if turns is None else turns[0].place(turns[1], self._pool.wake),
         )
         self._turns: WorkerTurns | None = None
+        """When `init` starts workers, beside those of other ranks; None: this process is alone."""
         self._is_started = self._shut_down = False
         # of the thread: consumers of a server begin their epochs at once
         self._next_epoch = _OfThread()
@@ -202,16 +203,12 @@ class DistSamplingProducer:
             PeerError: A worker or another rank failed, or was not ready in time; none is left.
             UsageError: A subclass's `init` does not call this class's.
         """
-        self.take_turns(turns)
+        self._turns = turns
         self.init()
         if not self._is_started:
             raise UsageError(
                 f"{type(self).__name__}.init has to call super().init(), which starts the workers"
             )
-
-    def take_turns(self, turns: WorkerTurns) -> None:
-        """Let `init` start workers in this process's turn, with those of the other ranks."""
-        self._turns = turns
 
     def init(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
         """Start the workers and connect them with those of the other partitions; see ``join``.

@@ -23,6 +23,7 @@ def _part() -> OwnDataset:
     return OwnDataset.from_pyg(graph, edge_dir="out", partition_book=BOOK)
 
 
+@pytest.mark.glt
 def test_the_parameters_are_those_of_graphlearn_torch() -> None:
     ours, theirs = (list(inspect.signature(kind).parameters) for kind in (DistDataset, GLTDataset))
     assert ours == theirs

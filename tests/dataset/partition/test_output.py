@@ -104,8 +104,8 @@ def test_typed_labels_are_stored_as_the_edges_are(edge_dir: EdgeDir, walked: lis
 
 
 def _glt_copy(dataset: DistDataset) -> glt_classes.DistDataset:
-    plain = glt_classes.DistDataset(1, 0, dataset.graph, node_pb=dataset.node_pb)
-    plain.edge_dir = dataset.edge_dir
+    plain = glt_classes.DistDataset(1, 0, edge_dir=dataset.edge_dir)
+    plain.graph, plain.node_pb = dataset.graph, dataset.node_pb
     return plain
 
 

@@ -36,7 +36,8 @@ def test_a_share_is_a_float_and_a_count_an_int() -> None:
 
 def test_a_partition_splits_the_nodes_that_it_owns() -> None:
     book = {"a": torch.tensor([1, 0, 1, 1])}
-    dataset = DistDataset(2, 1, whole_node_labels={"a": torch.zeros(4)}, node_pb=book)
+    dataset = DistDataset(2, 1)
+    dataset.node_labels, dataset.node_pb = {"a": torch.zeros(4)}, book
     dataset.random_node_split(1, 1)
     parts = [dataset.train_idx["a"], dataset.val_idx["a"], dataset.test_idx["a"]]
     assert sorted(int(ids) for ids in parts) == [0, 2, 3]
@@ -56,8 +57,9 @@ def test_edges_are_grouped_by_the_end_that_is_expanded(
 
 def test_owners_of_features_are_those_of_nodes_unless_they_are_named() -> None:
     book, other = torch.tensor([0, 1]), torch.tensor([1, 1])
-    dataset = DistDataset(node_feat_pb=other)
+    dataset = DistDataset()
     dataset.node_pb = dataset.edge_pb = book
+    dataset._node_feat_pb = other
     assert dataset.node_feat_pb is other
     assert dataset.edge_feat_pb is book, "also where the book was set afterwards"
 

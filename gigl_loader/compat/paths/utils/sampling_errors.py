@@ -1,8 +1,6 @@
 """GiGL's ``gigl.distributed.utils.sampling_errors``."""
 
 from gigl_loader.compat.advice import advise
-from gigl_loader.compat.gigl_loaders import raise_if_sampling_error
-
-__all__ = ["raise_if_sampling_error"]
+from gigl_loader.compat.gigl_loaders import raise_if_sampling_error as raise_if_sampling_error
 
 __getattr__ = advise("gigl_loader.utils.sampling_errors")
