@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,11 +146,14 @@ def test_on_a_gpu_torchs_threads_are_the_users() -> None:
     ],
 )
 def test_a_graph_stores_options_are_checked_before_it_is_asked(how: dict, words: str) -> None:
-    nothing: Any = object()  # cannot be asked for a port
+    cluster = SimpleNamespace(
+        num_storage_nodes=1, storage_cluster_master_ip="127.0.0.1", compute_cluster_world_size=1
+    )
+    told: Any = SimpleNamespace(cluster_info=cluster)  # cannot be asked for a port
     given = {"num_workers": 1, "prefetch_size": 4, **HOW, **how}
     with pytest.raises(ConfigError, match=words):
         BaseDistLoader.create_graph_store_worker_options(
-            dataset=nothing, compute_rank=0, worker_key="one", **given
+            dataset=told, compute_rank=0, worker_key="one", **given
         )
 
 
