@@ -232,7 +232,7 @@ def worker_pid(loader: "BaseDistLoader", number: int = 0, *, former: int | None 
 
 _HOST = "127.0.0.1"
 # below the 400 s after which processes are killed: the waiting one names its condition
-_JOIN_TIMEOUT_S = 150.0
+_JOIN_TIMEOUT_S = 300.0
 
 MakePartition = Callable[[int, int], DistDataset]
 
