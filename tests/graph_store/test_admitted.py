@@ -116,6 +116,20 @@ def test_a_server_checks_what_a_loader_checks(
     assert (status["producers"], status["starting_producers"]) == ({}, [])
 
 
+def test_a_long_name_of_a_request_is_not_remembered(
+    asking: tuple[ServerConnection, StorageService],
+) -> None:
+    """A server remembers 4,096 requests, also those that it refused: a megabyte each was 4 GB."""
+    connection, server = asking
+    arguments = _arguments(connection, torch.tensor([-1]), "key")
+    before = len(server._entries._by_request)
+    for length, kind in ((200, ConfigError), (201, ProtocolError)):
+        request = ProducerRequest(source_options=SourceOptions(seed=1), request_id="x" * length)
+        with pytest.raises(kind):
+            connection.call("create_sampling_producer", **arguments, request=request).result(60)
+    assert len(server._entries._by_request) == before + 1
+
+
 @pytest.fixture(scope="module")
 def asking() -> Iterator[tuple[ServerConnection, StorageService]]:
     """Give a connection of an admitted process, and the server."""

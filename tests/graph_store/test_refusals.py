@@ -1,5 +1,6 @@
 """What a storage server refuses before it starts anything."""
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -79,3 +80,15 @@ def test_who_asks_again_and_again_is_said_once_a_minute(
     clock.now += 60.0
     refused.add("rank 2", ConfigError("another cluster"))
     assert caplog.messages[-1] == "rank 2 cannot join: another cluster"
+
+
+def test_reasons_that_a_process_makes_long_fill_no_memory() -> None:
+    refused = RefusedJoins()
+    tracemalloc.start()
+    try:
+        for number in range(500):
+            refused.add("bad", ConfigError(f"{number} is no name: {'x' * 200_000}"))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2_000_000, "it was 100 MB"

@@ -5,6 +5,8 @@ import math
 import threading
 import time
 
+from gigl_loader.runtime.transport.failures import one_line
+
 _log = logging.getLogger(__name__)
 
 _SAY_EVERY_S = 60.0
@@ -29,7 +31,8 @@ class RefusedJoins:
 
     def add(self, who: str, why: Exception) -> None:
         """Count a refusal; log it unless that was done a moment ago."""
-        key, now = (who, str(why)), time.monotonic()
+        # cut, as both are kept: a reason may quote a megabyte of what the process said
+        key, now = (who, one_line(str(why))), time.monotonic()
         with self._lock:
             self.count += 1
             said_at, unsaid = self._said.get(key, (-math.inf, 0))
@@ -45,4 +48,4 @@ class RefusedJoins:
                 del self._said[next(iter(self._said))]
             self._said[key] = (now, 0)
         more = f" ({unsaid} more times since it was said last)" if unsaid else ""
-        _log.warning("%s cannot join: %s%s", who, why, more)
+        _log.warning("%s cannot join: %s%s", *key, more)

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain, pairwise
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from gigl_loader.batch.message import Attempt, BatchTicket
@@ -220,7 +221,7 @@ class ProducerRequest:
     """Number of servers with input of their own."""
     client_ranks: Runs = NOBODY
     """Compute ranks that share the producer, by consumer number; empty: only the caller."""
-    request_id: str = ""
+    request_id: Annotated[str, msgspec.Meta(max_length=200)] = ""
     """Name of the request, the same at each repeat and on all servers; empty: it has none."""
     servers: Runs = NOBODY
     """Servers that take part, ascending; empty: all. The others are lost, and have replicas that

@@ -21,6 +21,9 @@ import hmac
 import os
 import ssl
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from gigl_loader.errors import JoinRefusedError, ProtocolError, ResourceError
 from gigl_loader.runtime.transport.codec import decode
@@ -61,7 +64,7 @@ class Hello:
     """First message of a caller: who it is, and its proof of the token."""
 
     name: str
-    session: str
+    session: Annotated[str, msgspec.Meta(max_length=MOST_OF_NAME)]
     lane: str
     nonce: bytes
     proof: bytes

@@ -235,6 +235,17 @@ def test_a_caller_is_called_what_it_says_in_one_line(plain: Network) -> None:
     assert service.peers[0].name.isprintable()
 
 
+def test_a_long_session_is_not_let_in(plain: Network) -> None:
+    """Sessions of those that left are remembered: 10,000 of 4,000 characters were 40 MB."""
+    service = plain.service()
+    caller = plain.caller(service.listener.address, session="x" * 256)
+    with pytest.raises((JoinRefusedError, PeerLostError)):
+        caller.connect(time.monotonic() + 60)
+    plain.caller(service.listener.address, session="x" * 255).connect(time.monotonic() + 60)
+    wait_until(lambda: service.peers, "the other one is known")
+    assert [len(peer.session) for peer in service.peers] == [255]
+
+
 def test_nobody_in_the_middle_can_pass_the_proofs_on(plain: Network) -> None:
     """Both ends speak TLS to him, with his certificate towards the caller: proofs do not match."""
     own = token(TOKEN)
