@@ -16,7 +16,7 @@ Source:
 """
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -140,10 +140,15 @@ def extract_edge_type_metadata(
 def with_ppr_outputs(data: Any, metadata: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return a batch with the edges that GiGL's PPR sampler sends, and the rest of the metadata.
 
+    For the `_collate_fn` of a subclass, as in GiGL; nothing here calls it. Messages of our own
+    samplers have no such metadata, as their edges are edges of the message: the batch comes back as
+    it was.
+
     Args:
         data: A batch.
-        metadata: By GiGL's names: ``edge_index`` and ``edge_attr`` of a homogeneous graph;
-            ``ppr_edge_index.`` and ``ppr_weight.`` with the text of an edge type.
+        metadata: Values of the message without ``#META.``, by GiGL's names: ``edge_index`` and
+            ``edge_attr`` of a homogeneous graph; ``ppr_edge_index.`` and ``ppr_weight.`` with the
+            text of an edge type.
     """
     found, rest = extract_edge_type_metadata(metadata, (_PPR_EDGES, _PPR_WEIGHTS))
     made, weights = found.values()
@@ -180,36 +185,21 @@ class GLTMessage(dict[str, Any]):
         for one, part in zip(keys, value if len(keys) > 1 else (value,), strict=True):
             super().__setitem__(one, part)
 
-    def __missing__(self, name: str) -> Any:
-        keys = self._names.glt(name)
+    def __missing__(self, name: Any) -> Any:
+        keys = self._names.glt(name) if isinstance(name, str) else (name,)
         if name in keys or not all(map(super().__contains__, keys)):
             raise KeyError(name)
         values = [self[one] for one in keys]
         return values[0] if len(values) == 1 else torch.stack(values)
 
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (
-            isinstance(name, str) and all(map(super().__contains__, self._names.glt(name)))
-        )
-
     def __delitem__(self, name: str) -> None:
         for one in self._names.glt(name):
             super().__delitem__(one)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a value, or ``default``."""
-        try:
-            return self[name]
-        except KeyError:
-            return default
-
-    def pop(self, name: str, *default: Any) -> Any:
-        """Remove a value and return it."""
-        if default and name not in self:
-            return default[0]
-        value = self[name]
-        del self[name]
-        return value
+    # those of a dict would not ask `__missing__`
+    __contains__ = MutableMapping.__contains__
+    get = MutableMapping.get  # type: ignore[assignment]  # its values have no type here
+    pop = MutableMapping.pop
 
 
 def _tensor(value: Any) -> Tensor:
