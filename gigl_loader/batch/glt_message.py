@@ -16,7 +16,7 @@ Source:
 """
 
 import ast
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -185,21 +185,32 @@ class GLTMessage(dict[str, Any]):
         for one, part in zip(keys, value if len(keys) > 1 else (value,), strict=True):
             super().__setitem__(one, part)
 
-    def __missing__(self, name: Any) -> Any:
-        keys = self._names.glt(name) if isinstance(name, str) else (name,)
+    def __missing__(self, name: str) -> Any:
+        keys = self._names.glt(name)
         if name in keys or not all(map(super().__contains__, keys)):
             raise KeyError(name)
         values = [self[one] for one in keys]
         return values[0] if len(values) == 1 else torch.stack(values)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (
+            isinstance(name, str) and all(map(super().__contains__, self._names.glt(name)))
+        )
 
     def __delitem__(self, name: str) -> None:
         for one in self._names.glt(name):
             super().__delitem__(one)
 
     # those of a dict would not ask `__missing__`
-    __contains__ = MutableMapping.__contains__
-    get = MutableMapping.get  # type: ignore[assignment]  # its values have no type here
-    pop = MutableMapping.pop
+    get = Mapping.get  # type: ignore[assignment]  # its values have no type here
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Remove a value and return it."""
+        if default and name not in self:
+            return default[0]
+        value = self[name]
+        del self[name]
+        return value
 
 
 def _tensor(value: Any) -> Tensor:
