@@ -222,7 +222,7 @@ FACES = {
         "remote_interface": "ABLPInputNodes FETCHED_AS RemoteDataset server_worker_options",
         "sampled_input": "OWN_KINDS check_adaptive check_columns check_draw check_seed_times "
         "chosen_sampler num_batches seed_or_drawn",
-        "sampling_checks": "check_sampling check_seeds check_workers checked_fanout positive",
+        "sampling_checks": "check_sampling check_seeds check_workers checked_fanout",
         "seed_checks": "SHARDS SeedSummary check_each_once check_same_seeds",
         "staggered_start": "LeaderTurns WorkerTurns",
         "workers.job_turns": "JobTurns",

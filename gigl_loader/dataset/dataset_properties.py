@@ -21,7 +21,8 @@ from gigl_loader.dataset.one_or_by_type import (
 )
 from gigl_loader.dataset.partition.adjacency import edges_of, weights_as_given
 from gigl_loader.dataset.partition.build import owned_ids
-from gigl_loader.dataset.partition.checks import check_count, count_not_numbers
+from gigl_loader.dataset.partition.checks import count_not_numbers
+from gigl_loader.runtime.plain_values import check_count
 from gigl_loader.dataset.partition.frames import FRAME, is_of_frame
 from gigl_loader.dataset.partition.partition_view import PartitionView, Rows
 from gigl_loader.dataset.schema import (

@@ -67,6 +67,7 @@ from gigl_loader.errors import (
     UsageError,
     WrongTypeError,
 )
+from gigl_loader.runtime.plain_values import check_flag
 from gigl_loader.runtime import glt_classes
 from gigl_loader.runtime.glt_classes import Feature, Graph
 from gigl_loader.runtime.keyword_names import with_known_names
@@ -336,8 +337,7 @@ class DistDataset(AnswersForPyG, DatasetProperties, glt_classes.DistDataset):
                 raise ConfigError(f'memory must be "resident" or "mapped", got {memory!r}')
             mmap = memory == "mapped"
             warnings.warn(f"memory={memory!r} is now mmap={mmap}", DeprecationWarning, stacklevel=2)
-        if not isinstance(mmap, bool):
-            raise ConfigError(f"mmap must be True or False, got {mmap!r}")
+        check_flag(mmap, "mmap")
         if verify not in ("background", "now", "off"):
             raise ConfigError(f'verify must be "background", "now" or "off", got {verify!r}')
         if edges not in get_args(Edges):

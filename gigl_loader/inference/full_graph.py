@@ -29,6 +29,7 @@ from gigl_loader.batch.collate import Batch
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.runtime.plain_values import check_flag
 from gigl_loader.inference.local_graph import EdgePlan, Level, LocalGraph, local_graph
 from gigl_loader.inference.modules import (
     SEVERAL_HOPS,
@@ -101,8 +102,7 @@ def full_graph(
             "knows of other nodes is the rows of x that propagate() gathers",
             unknown,
         )
-    if not isinstance(sequential, bool):
-        raise WrongTypeError(f"sequential must be True or False, got {sequential!r}")
+    check_flag(sequential, "sequential")
     if sequential:
         check_sequential(model)
     dataset = DistDataset.wrap(dataset)

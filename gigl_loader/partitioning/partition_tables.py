@@ -37,6 +37,7 @@ from gigl_loader.dataset.format.directory import (
 from gigl_loader.dataset.format.mapped import ROOT_FILE
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits, needed
+from gigl_loader.runtime.plain_values import check_flag
 from gigl_loader.partitioning.metis import check_communities
 from gigl_loader.partitioning.tables.spec import (
     METHODS,
@@ -342,8 +343,7 @@ def check_settings(
 def _check_options(scratch: Any, edge_rows: Any, format: str, time_attr: Any, engine: Any) -> None:
     if scratch is not None and is_url(scratch):
         raise ConfigError(f"scratch must be a local directory, got {shown_url(str(scratch))}")
-    if not isinstance(edge_rows, bool):
-        raise WrongTypeError(f"edge_rows must be True or False, got {edge_rows!r}")
+    check_flag(edge_rows, "edge_rows")
     if edge_rows and format != "mapped":
         raise ConfigError(f'edge_rows=True needs format="mapped": {format!r} has no place for them')
     if time_attr is not None and not isinstance(time_attr, str):

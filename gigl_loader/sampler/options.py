@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
+from gigl_loader.runtime.plain_values import check_count, check_flag
+
+_MOST = 2**31 - 1
+"""Most nodes, edges or rounds of `PPRSamplerOptions`: kernels count them in an int32."""
 
 DEFAULT_TIMEOUT_S = 120.0
 """Seconds without progress after which a wait for workers or servers is an error."""
@@ -101,9 +105,7 @@ class FeatureStoreOptions:
 
     def __post_init__(self) -> None:
         _check_class_path("FeatureStoreOptions", self.class_path)
-        size = self.cache_bytes
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ConfigError(f"FeatureStoreOptions.cache_bytes must be bytes >= 0, got {size!r}")
+        check_count(self.cache_bytes, "FeatureStoreOptions.cache_bytes", 0)
         try:
             # here, so that the traceback shows the user's line, and not when workers start
             pickle.dumps(self.keywords)
@@ -166,10 +168,10 @@ class PPRSamplerOptions:
             raise ConfigError(f"PPRSamplerOptions.alpha must be in (0, 1), got {self.alpha!r}")
         if not 0 < self.eps < math.inf:
             raise ConfigError(f"PPRSamplerOptions.eps must be > 0, got {self.eps!r}")
-        _check_count("PPRSamplerOptions.max_ppr_nodes", self.max_ppr_nodes, 1)
-        _check_count("PPRSamplerOptions.num_neighbors_per_hop", self.num_neighbors_per_hop, 1)
+        check_count(self.max_ppr_nodes, "PPRSamplerOptions.max_ppr_nodes", most=_MOST)
+        check_count(self.num_neighbors_per_hop, "PPRSamplerOptions.num_neighbors_per_hop", most=_MOST)
         if self.max_fetch_iterations is not None:
-            _check_count("PPRSamplerOptions.max_fetch_iterations", self.max_fetch_iterations, 1)
+            check_count(self.max_fetch_iterations, "PPRSamplerOptions.max_fetch_iterations", most=_MOST)
         _check_channels(self.typed_channel_ratios)
 
     @property
@@ -216,17 +218,6 @@ def _check_channels(ratios: dict[Channel, float] | None) -> None:
         )
 
 
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, got {value!r}")
-
-
-def _check_count(name: str, value: Any, least: int, below: int = 2**31) -> None:
-    # for isinstance(), True is an int
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < below:
-        raise ConfigError(f"{name} must be an integer in [{least}, {below}), got {value!r}")
-
-
 SamplerOptions = KHopNeighborSamplerOptions | CustomSamplerOptions | PPRSamplerOptions
 
 
@@ -256,8 +247,8 @@ TokenFill = Literal["pad", "repeat"]
 TokenLayout = Literal["padded", "varlen"]
 TOKEN_ORDERS, TOKEN_FILLS = get_args(TokenOrder), get_args(TokenFill)
 TOKEN_LAYOUTS = get_args(TokenLayout)
-_MOST_TOKENS = 2**20
-_LONGEST_WALK = 1024
+_MOST_TOKENS = 2**20 - 1
+_LONGEST_WALK = 1023
 
 
 @dataclass(frozen=True)
@@ -302,10 +293,10 @@ class TokenOptions:
                 raise ConfigError(
                     f"TokenOptions.{name} must be one of {known}, got {getattr(self, name)!r}"
                 )
-        _check_count("TokenOptions.max_tokens", self.max_tokens, 1, _MOST_TOKENS)
-        _check_count("TokenOptions.walk_length", self.walk_length, 0, _LONGEST_WALK)
-        _check_flag("TokenOptions.pairs", self.pairs)
-        _check_flag("TokenOptions.with_degree", self.with_degree)
+        check_count(self.max_tokens, "TokenOptions.max_tokens", most=_MOST_TOKENS)
+        check_count(self.walk_length, "TokenOptions.walk_length", 0, _LONGEST_WALK)
+        check_flag(self.pairs, "TokenOptions.pairs")
+        check_flag(self.with_degree, "TokenOptions.with_degree")
         if self.fill == "repeat" and self.layout == "varlen":
             raise ConfigError(
                 'TokenOptions: fill="repeat" fills places up to max_tokens, and layout="varlen" '
@@ -389,7 +380,7 @@ class ExpansionOptions:
                 "trees do not: leave one of them out"
             )
         self._check_tokens()
-        _check_flag("adaptive_fanout", self.adaptive_fanout)
+        check_flag(self.adaptive_fanout, "adaptive_fanout")
         if self.adaptive_fanout and (self.by_time or not self.draws_in_trees):
             raise ConfigError(
                 "adaptive_fanout moves places from hop to hop within the tree of one seed, and "
@@ -558,6 +549,4 @@ class SourceOptions:
                 'sampling_method="labor" draws without replacement: use replace=False'
             )
         check_reconnect(self.reconnect_timeout_s)
-        most = self.max_restarts
-        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-            raise ConfigError(f"max_restarts must be an integer >= 0, got {most!r}")
+        check_count(self.max_restarts, "max_restarts", 0)

@@ -19,8 +19,11 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import without_default_types
 from gigl_loader.runtime.glt_classes import RemoteDistSamplingWorkerOptions
-from gigl_loader.sources.sampling_checks import check_workers, positive
+from gigl_loader.runtime.plain_values import check_count
+from gigl_loader.sources.sampling_checks import check_workers
 
+_MOST_WORKERS, _MOST_PREFETCHED = 1 << 10, 1 << 16
+"""Most workers of a server's producer, and batches that one client prefetches."""
 FETCHED_AS = "fetched_as"
 """Attribute of the ids that `fetch_node_ids` returns: what they were asked for, in words."""
 
@@ -120,11 +123,12 @@ def server_worker_options(
         **others: All other arguments of GLT's class.
 
     Raises:
-        ConfigError: A count is not positive, or ``worker_concurrency`` above 32.
+        ConfigError: A count is not positive, or more than any machine has.
     """
     # here, as servers make these of what clients send; GLT's class would change it in silence
     check_workers(num_workers, worker_concurrency)
-    positive("prefetch_size", prefetch_size)
+    check_count(num_workers, "num_workers", most=_MOST_WORKERS)
+    check_count(prefetch_size, "prefetch_size", most=_MOST_PREFETCHED)
     options = RemoteDistSamplingWorkerOptions(
         num_workers=num_workers,
         worker_devices=[torch.device("cpu")] * num_workers,

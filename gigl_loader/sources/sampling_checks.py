@@ -17,6 +17,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.runtime.glt_classes import SamplingConfig
+from gigl_loader.runtime.plain_values import check_count
 from gigl_loader.sampler.options import check_seed
 
 # GLT's options silently reduce a larger number to this.
@@ -37,7 +38,7 @@ def check_sampling(
     Raises:
         ConfigError: Names the first offender.
     """
-    positive("batch_size", config.batch_size)
+    check_count(config.batch_size, "batch_size")
     check_edge_dir(config.edge_dir)
     if config.seed is not None:
         check_seed(config.seed)
@@ -155,14 +156,4 @@ def check_workers(num_workers: int, worker_concurrency: int) -> None:
         raise ConfigError(
             f"num_workers must be an integer >= 0, got {num_workers!r}: 0 samples in this process"
         )
-    positive("worker_concurrency", worker_concurrency)
-    if worker_concurrency > _MAX_CONCURRENCY:
-        raise ConfigError(
-            f"worker_concurrency must be at most {_MAX_CONCURRENCY}, got {worker_concurrency}"
-        )
-
-
-def positive(name: str, value: Any) -> None:
-    """Raise `ConfigError` unless ``value`` is an int above 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be an integer > 0, got {value!r}")
+    check_count(worker_concurrency, "worker_concurrency", most=_MAX_CONCURRENCY)

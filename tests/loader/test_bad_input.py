@@ -171,7 +171,7 @@ def test_fanouts_by_type(typed: DistDataset, change: dict, match: str) -> None:
         ({"drop_last": 3}, "drop_last must be True or False, got 3"),
         ({"with_weight": "w"}, "with_weight must be True or False, got 'w'"),
         ({"worker_concurrency": 0}, "worker_concurrency"),
-        ({"worker_concurrency": 33}, "at most 32, got 33"),
+        ({"worker_concurrency": 33}, r"in \[1, 32\], got 33"),
         ({"channel_size": "4 parsecs"}, "4 parsecs"),
         ({"channel_size": 0}, "above 0"),
         ({"prefetch_size": 2}, "prefetch_size.*graph-store"),

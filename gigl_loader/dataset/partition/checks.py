@@ -148,12 +148,6 @@ def check_partitions(num_partitions: Any, partition_idx: Any) -> None:
         )
 
 
-def check_count(value: Any, where: str) -> None:
-    """Raise `ConfigError` unless ``value`` is an integer above 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{where} must be an integer > 0, got {value!r}")
-
-
 def check_edge_dir(edge_dir: Any) -> None:
     """Check an edge direction."""
     if edge_dir not in ("in", "out"):

@@ -242,10 +242,6 @@ def _number_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 2
 
 
-_MOST = 1 << 10, 1 << 10, 1 << 16
-"""Most workers of a producer, threads of a worker, and batches that one client prefetches."""
-
-
 def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
     """Refuse to import a class for which the server was not started with permission.
 
@@ -325,17 +321,3 @@ def check_request(request: ProducerRequest, num_servers: int, client: Hashable) 
     rank = client[1] if isinstance(client, tuple) else None
     if rank is not None and request.client_ranks and rank not in request.client_ranks:
         raise ProtocolError(f"compute rank {rank} asked for a producer of {request.client_ranks}")
-
-
-def check_workers(options: Any) -> None:
-    """Refuse more workers or threads than any machine has.
-
-    Raises:
-        ConfigError: Nothing was started.
-    """
-    counts = options.num_workers, options.worker_concurrency, options.prefetch_size
-    if not all(0 < count <= most for count, most in zip(counts, _MOST, strict=True)):
-        raise ConfigError(
-            f"num_workers, worker_concurrency and prefetch_size must be in [1, {_MOST}], got "
-            f"{counts}"
-        )

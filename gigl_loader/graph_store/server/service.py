@@ -36,7 +36,6 @@ from gigl_loader.graph_store.server.producer_table import (
     allowed_function,
     check_leave,
     check_request,
-    check_workers,
 )
 from gigl_loader.graph_store.server.shared_producer import THIS_PROCESS, Clients, SharedProducer
 from gigl_loader.graph_store.wire.functions import PackedValue, packed, unpacked
@@ -211,7 +210,6 @@ class StorageService(PartitionAnswers, DistServer):
             clients = Clients(scope_of(client), request.client_ranks)
         try:
             view = self.dataset.view()
-            check_workers(options)
             check_sampling(sampler_input, config, self.dataset.schema, view.num_nodes)
             size = parse_size(options.buffer_size, "buffer_size")
             what = f"channel_size={size_in_words(size)} for each of {len(clients)} processes"

@@ -24,9 +24,10 @@ from gigl_loader.runtime.glt_classes import (
 )
 from gigl_loader.runtime.memory.pinned import PinMemoryError, PinnedRange
 from gigl_loader.runtime.sizes import parse_size
+from gigl_loader.runtime.plain_values import check_count
 from gigl_loader.sampler.options import PPRSamplerOptions, SamplerOptions
 from gigl_loader.sources.remote_interface import RemoteDataset, server_worker_options
-from gigl_loader.sources.sampling_checks import check_workers, checked_fanout, positive
+from gigl_loader.sources.sampling_checks import check_workers, checked_fanout
 from gigl_loader.sources.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ def create_sampling_config(
     Raises:
         ConfigError: Wrong keys, unequal hop counts, a fanout below -1: names the offender.
     """
-    positive("batch_size", batch_size)
+    check_count(batch_size, "batch_size")
     return SamplingConfig(
         sampling_type=SamplingType.NODE,
         num_neighbors=patch_fanout(num_neighbors, dataset_schema),
@@ -317,12 +318,6 @@ def create_graph_store_worker_options(
         raise ConfigError(f"compute_rank must be in [0, {world_size}), got {compute_rank}")
     options.master_port = dataset.fetch_free_ports_on_storage_cluster(world_size)[compute_rank]
     return options
-
-
-def flag(name: str, value: Any) -> None:
-    """Raise `ConfigError` unless ``value`` is a bool: the text "False" counts as true."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, got {value!r}")
 
 
 def check_pad(pad: Any) -> None:

@@ -22,13 +22,13 @@ from gigl_loader.loader.options.glt_config import (
     NumNeighbors,
     check_pad,
     create_sampling_config,
-    flag,
 )
 from gigl_loader.loader.seeds.seed_groups import GroupSource, SeedGroups
 from gigl_loader.loader.seeds.seed_input import TimeInput, is_by_seed
 from gigl_loader.loader.seeds.world import check_shard
 from gigl_loader.runtime.glt_classes import SamplingConfig
 from gigl_loader.runtime.sizes import parse_size
+from gigl_loader.runtime.plain_values import check_count, check_flag
 from gigl_loader.sampler.options import (
     DEFAULT_GROUPS_PER_BATCH,
     DEFAULT_MAX_RESTARTS,
@@ -56,7 +56,7 @@ from gigl_loader.sources.sampled_input import (
     chosen_sampler,
     seed_or_drawn,
 )
-from gigl_loader.sources.sampling_checks import check_workers, positive
+from gigl_loader.sources.sampling_checks import check_workers
 
 LEAST_PREFETCH = 4
 """Batches that are requested ahead from each storage server, where workers have fewer each."""
@@ -187,10 +187,10 @@ class LoaderOptions:
         return options
 
     def __post_init__(self) -> None:
-        positive("batch_size", self.batch_size)
+        check_count(self.batch_size, "batch_size")
         self._check_shuffle()
-        flag("drop_last", self.drop_last)
-        flag("with_weight", self.with_weight)
+        check_flag(self.drop_last, "drop_last")
+        check_flag(self.with_weight, "with_weight")
         if self.exchange not in ("workers", "collective"):
             raise ConfigError(f'exchange must be "workers" or "collective", got {self.exchange!r}')
         # Checked here as a whole, not in each module, so that a bad value costs nothing: no process
@@ -200,7 +200,7 @@ class LoaderOptions:
         else:
             check_workers(self.num_workers, self.worker_concurrency)
         check_draw(with_weight=self.is_weighted, time_attr=self.expansion.time_attr)
-        positive("device_prefetch", self.device_prefetch)
+        check_count(self.device_prefetch, "device_prefetch")
         check_shard(self.shard, in_order=self.in_order)
         if self.shard == "world" and self.context is not None:
             raise ConfigError(
@@ -219,13 +219,13 @@ class LoaderOptions:
         self._check_pad()
         for name in ("prefetch_size", "num_cpu_threads"):
             if getattr(self, name) is not None:
-                positive(name, getattr(self, name))
+                check_count(getattr(self, name), name)
         self._check_fanouts_agree()
 
     def _check_shuffle(self) -> None:
         if not isinstance(self.shuffle, bool) and self.shuffle != GROUPS:
             raise ConfigError(f'shuffle must be True, False or "groups", got {self.shuffle!r}')
-        positive("groups_per_batch", self.groups_per_batch)
+        check_count(self.groups_per_batch, "groups_per_batch")
         given = self.seed_groups is not None or self.groups_per_batch != DEFAULT_GROUPS_PER_BATCH
         if given and not self.in_groups:
             raise ConfigError(

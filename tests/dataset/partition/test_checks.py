@@ -9,7 +9,6 @@ from torch_geometric.data import Data
 
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.partition.checks import (
-    check_count,
     check_edge_dir,
     check_edge_index,
     check_edge_type,
@@ -77,9 +76,6 @@ def test_weights_become_float32_in_one_dimension() -> None:
         (lambda: check_partitions(True, 0), WrongTypeError, "num_partitions must be an int"),
         (lambda: check_partitions(0, 0), ConfigError, "at least 1, got 0"),
         (lambda: check_partitions(2, 2), ConfigError, r"partition_idx must be in \[0, 2\)"),
-        (lambda: check_count(0, "n"), ConfigError, "n must be an integer > 0, got 0"),
-        (lambda: check_count(True, "n"), ConfigError, "got True"),
-        (lambda: check_count(1.0, "n"), ConfigError, "got 1.0"),
         (lambda: check_edge_dir("both"), ConfigError, '"in" or "out", got \'both\''),
         (lambda: check_edge_type(("a", "b"), "t"), WrongTypeError, "t: an edge type is a tuple"),
         (lambda: check_edge_type(("a", 1, "b"), "t"), WrongTypeError, "of strings"),

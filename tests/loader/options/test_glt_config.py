@@ -12,10 +12,9 @@ from gigl_loader.loader.options.glt_config import (
     checked_function,
     create_colocated_worker_options,
     create_sampling_config,
-    flag,
     patch_fanout,
 )
-from gigl_loader.sources.sampling_checks import check_workers, positive
+from gigl_loader.sources.sampling_checks import check_workers
 
 BUYS, KNOWS = ("u", "buys", "i"), ("u", "knows", "u")
 LABELED = message_passing_to_positive_label(BUYS)
@@ -130,8 +129,8 @@ def test_workers_sample_on_the_cpu() -> None:
         (False, 1, "integer >= 0, got False"),
         (-1, 1, "integer >= 0, got -1"),
         (1.0, 1, "integer >= 0, got 1.0"),
-        (1, 0, "worker_concurrency must be an integer > 0"),
-        (1, 33, "at most 32, got 33"),
+        (1, 0, r"worker_concurrency must be an integer in \[1, 32\], got 0"),
+        (1, 33, r"in \[1, 32\], got 33"),
     ],
 )
 def test_what_glt_would_clamp_is_refused(workers: Any, concurrency: int, words: str) -> None:
@@ -140,18 +139,8 @@ def test_what_glt_would_clamp_is_refused(workers: Any, concurrency: int, words: 
         check_workers(workers, concurrency)
 
 
-def test_values_of_the_wrong_kind() -> None:
-    flag("shuffle", False)
-    positive("batch_size", 1)
+def test_a_function_that_is_none_is_refused() -> None:
     assert checked_function("transform", None) is None
     assert checked_function("transform", len) is len
-    for check, wrong in (
-        (flag, "False"),
-        (flag, 0),
-        (positive, 0),
-        (positive, True),
-        (positive, "3"),
-        (checked_function, 3),
-    ):
-        with pytest.raises(ConfigError, match=f"name must be .*, got {wrong!r}"):
-            check("name", wrong)
+    with pytest.raises(ConfigError, match=r"name must be .*, got 3"):
+        checked_function("name", 3)
