@@ -110,7 +110,12 @@ def _changed(arguments: dict[str, Any], name: str, field: str, value: Any) -> di
             33,
             r"worker_concurrency must be an integer in \[1, 32\]",
         ),
-        ("worker_options", "prefetch_size", 0, "prefetch_size must be an integer > 0, got 0"),
+        (
+            "worker_options",
+            "prefetch_size",
+            0,
+            r"prefetch_size must be an integer in \[1, 65536\], got 0",
+        ),
     ],
 )
 def test_a_server_checks_what_a_loader_checks(
