@@ -157,11 +157,11 @@ FACES = {
         "payload_bytes",
         # the fields
         "message": "AT_ONCE_EPOCH AT_ONCE_STREAM Attempt Axis BATCH BatchCounts BatchTicket EDGE "
-        "EDGES_PER_HOP EDGE_FEATURES EDGE_INDEX EDGE_INPUT_ID EDGE_LABEL EDGE_ROWS EDGE_TARGETS "
-        "Field HOP INPUT_ID META NODE NODES_PER_HOP NODE_FEATURES NODE_ROWS ROWS ROWS_OF Received "
-        "SEED_GROUP SEED_START SEED_TIME SEED_WINDOW SampleMessage SeedEdges TOKENS TREE "
-        "declared heterogeneous_field is_heterogeneous key keys_of_type label_column label_keys "
-        "scales_key spec_of stays_on_host",
+        "EDGES_PER_HOP EDGE_FEATURES EDGE_INDEX EDGE_ROWS Field HOP INPUT_ID META NODE "
+        "NODES_PER_HOP NODE_FEATURES NODE_ROWS ROWS ROWS_OF Received SEED_TIME SampleMessage "
+        "SeedColumns SeedEdges TOKENS TREE columns_of declared heterogeneous_field "
+        "is_heterogeneous is_identity key keys_of_type label_column label_keys scales_key "
+        "spec_of stays_on_host",
         "padding": "LEAST_DEAD PAD_ATTRIBUTES PadShape padded",
         "slots": "SlotWriter Written layout_of write_fields",
         "splitting": "SeedLayout split_to_fit",

@@ -306,12 +306,50 @@ class SeedEdges:
 
     def fields(self) -> list["Field"]:
         """Return their fields."""
-        values = (self.links, self.input_id, self.label, self.time)
-        given = zip(_OF_SEED_EDGES, values, strict=True)
+        given = zip(_OF_SEED_EDGES, vars(self).values(), strict=True)
         return [Field.of(name, value) for name, value in given if value is not None]
 
 
 _OF_SEED_EDGES = (EDGE_LABEL_INDEX, EDGE_INPUT_ID, EDGE_LABEL, EDGE_TIME)
+
+
+def columns_of(seeds: Any) -> dict[str, Any]:
+    """Return the columns of seeds, by name; GLT's class, which users may give, has none."""
+    return getattr(seeds, "extra", None) or {}
+
+
+@dataclass(frozen=True)
+class SeedColumns:
+    """The columns that may come with seeds, besides labels of anchors (`label_column`).
+
+    Values are tensors, arrays, or what a user gave for them; None: not there.
+    """
+
+    input_id: Any = None
+    group: Any = None
+    time: Any = None
+    start: Any = None
+    window: Any = None
+    targets: Any = None
+    label: Any = None
+
+    @classmethod
+    def of(cls, columns: dict[str, Any]) -> "SeedColumns":
+        """Return those among ``columns``, which are by name."""
+        return cls(*map(columns.get, _OF_SEEDS))
+
+    def named(self) -> dict[str, Any]:
+        """Return those that are there, by name."""
+        columns = zip(_OF_SEEDS, vars(self).values(), strict=True)
+        return {name: column for name, column in columns if column is not None}
+
+
+_OF_SEEDS = (INPUT_ID, SEED_GROUP, SEED_TIME, SEED_START, SEED_WINDOW, EDGE_TARGETS, EDGE_LABEL)
+
+
+def is_identity(column: str) -> bool:
+    """Return whether a column tells its seed from others: no position of it, and no group."""
+    return column not in (INPUT_ID, SEED_GROUP)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
+from gigl_loader.batch.message import columns_of
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema
 from gigl_loader.errors import ConfigError, WrongTypeError, explained_limits
@@ -312,7 +313,7 @@ def _with_parts(
     sampler_input, worker_options, schema = found[:3]
     made = steps.made or make_own(sampler_input, loader._sampler_of(sampler_input))
     for old, new in zip(_listed(made["sampler_input"]), _listed(sampler_input), strict=True):
-        lost = set(_columns(old)) - set(_columns(new))
+        lost = set(columns_of(old)) - set(columns_of(new))
         if lost and len(new):
             raise ConfigError(
                 f"the input that a hook of {steps.kind} returned lacks the columns {sorted(lost)} "
@@ -326,10 +327,6 @@ def _with_parts(
 
 def _listed(sampler_input: Any) -> list[Any]:
     return sampler_input if isinstance(sampler_input, list) else [sampler_input]
-
-
-def _columns(sampler_input: Any) -> dict[str, Any]:
-    return getattr(sampler_input, "extra", None) or {}
 
 
 def _colocated_arguments(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader.batch.collate import TRIPLET_ATTRIBUTES, Batch, add_edge_labels
-from gigl_loader.batch.message import SEED_TIME, SampleMessage, is_heterogeneous
+from gigl_loader.batch.message import SampleMessage, is_heterogeneous
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
@@ -271,7 +271,7 @@ class DistLinkNeighborLoader(LoaderInSteps):
         )
         limits = SeedLimits.of(options, given.time, TIMES, given.row)
         # PyG's words: an edge has no time of its own that its ends could be compared with.
-        if SEED_TIME not in limits.given and options.expansion.time_attr is not None:
+        if limits.given.time is None and options.expansion.time_attr is not None:
             raise ConfigError(
                 "'edge_label_time' is not set: time_attr needs the time of each seed edge"
             )

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from gigl_loader.batch.message import INPUT_ID
+from gigl_loader.batch.message import SeedColumns
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.errors import ConfigError
@@ -282,7 +282,7 @@ def _check_all_are_meant(data: DistDataset, node_type: NodeType) -> None:
 def with_input_id(seeds: Tensor, input_id: Tensor | None, node_type: NodeType) -> NodeSamplerInput:
     """Return a sampler's input, with ``input_id`` as a column if it is not the seed's position."""
     sampler_input = NodeSamplerInput(seeds, node_type)
-    sampler_input.extra = {} if input_id is None else {INPUT_ID: input_id}
+    sampler_input.extra = SeedColumns(input_id=input_id).named()
     return sampler_input
 
 

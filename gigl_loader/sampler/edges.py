@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.batch.message import (
-    EDGE_LABEL,
-    EDGE_TARGETS,
-    INPUT_ID,
-    BatchTicket,
-    SeedEdges,
-    heterogeneous_field,
-)
+from gigl_loader.batch.message import BatchTicket, SeedColumns, SeedEdges, heterogeneous_field
 from gigl_loader.dataset.identity import GAMMA, mixed
 from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import EdgeType, NodeType
@@ -52,9 +45,9 @@ class EdgeRoots:
         one node type    [ sources and destinations, each once | 1st hop | 2nd hop ... ]
         two node types   [ sources, each once | 1st hop ... ]  [ destinations, each once | ... ]
 
-    The seeds are the sources. Destinations come with them as the column ``EDGE_TARGETS``, labels as
-    ``EDGE_LABEL``. Negatives are keyed by seed, epoch and batch, like all draws. In disjoint
-    sampling each end has its own tree, and belongs to its seed edge.
+    The seeds are the sources. Destinations come with them as the column ``targets`` (see
+    `SeedColumns`), labels as ``label``. Negatives are keyed by seed, epoch and batch, like all
+    draws. In disjoint sampling each end has its own tree, and belongs to its seed edge.
 
     Args:
         reader: Reader of all partitions.
@@ -98,7 +91,8 @@ class EdgeRoots:
 
     def place(self, request: SampleRequest, nodes: BatchNodes) -> RootFields:
         """Place the ends of seed edges and negatives; merged, each node once."""
-        src, dst = request.seeds, request.extra[EDGE_TARGETS]
+        given = SeedColumns.of(request.extra)
+        src, dst = request.seeds, given.targets
         seeds = self._negatives.seeds(src.size)
         neg_src, neg_dst = self._negatives.draw(request.ticket, src, seeds, nodes.seed_times)
         source_type, _, target_type = self._edge_type
@@ -113,8 +107,8 @@ class EdgeRoots:
         edges = SeedEdges(
             self._links(*ends),
             # a loader may send other numbers than positions, in a column of that name
-            request.extra.get(INPUT_ID, request.input_id),
-            request.extra.get(EDGE_LABEL),
+            request.input_id if given.input_id is None else given.input_id,
+            given.label,
             self._times(nodes.seed_times, seeds),
         )
         return RootFields([heterogeneous_field(self._is_heterogeneous), *edges.fields()])

@@ -16,10 +16,9 @@ from gigl_loader.batch.message import (
     BATCH,
     INPUT_ID,
     META,
-    SEED_START,
     SEED_TIME,
-    SEED_WINDOW,
     Field,
+    SeedColumns,
     heterogeneous_field,
     keys_of_type,
 )
@@ -75,11 +74,8 @@ class NodeRoots:
 
     def fields(self, request: SampleRequest, nodes: BatchNodes) -> list[Field]:
         """Return the fields that describe the seeds of the batch."""
-        keys = self._keys
-        fields = [
-            self._type,
-            Field.of(keys[INPUT_ID], request.extra.get(INPUT_ID, request.input_id)),
-        ]
+        keys, numbers = self._keys, request.extra.get(INPUT_ID, request.input_id)
+        fields = [self._type, Field.of(keys[INPUT_ID], numbers)]
         if not self._plan.expansion.in_trees:  # there, PyG's `batch` is the tree of each node
             fields.append(Field.of(keys[BATCH], request.seeds))
         if nodes.seed_times is not None:
@@ -124,7 +120,7 @@ class SeedTimes:
         """Return ``[batch_size]`` int64 or float64; None without times."""
         if self._attr is None:
             return None
-        given = request.extra.get(SEED_TIME)
+        given: Array | None = SeedColumns.of(request.extra).time
         if given is None:
             given = self.of_nodes(self._plan.input_type, request.seeds)
         # Integers if the times of the graph and the seeds are. Seeds of a type that is never a
@@ -169,9 +165,10 @@ class SeedTimes:
         """
         if times is None:
             return None
-        window = request.extra.get(SEED_WINDOW, self._plan.expansion.time_window)
-        if (given := request.extra.get(SEED_START)) is not None:
-            times, window = given, 0
+        given = SeedColumns.of(request.extra)
+        window = self._plan.expansion.time_window if given.window is None else given.window
+        if given.start is not None:
+            times, window = given.start, 0
         if window is None:
             return None
         if times.dtype.kind == "f" and not self._is_float:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader.batch.message import AT_ONCE_STREAM, SEED_GROUP, SEED_TIME, BatchTicket
+from gigl_loader.batch.message import AT_ONCE_STREAM, BatchTicket, SeedColumns, columns_of
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.partition.partition_view import PartitionView
 from gigl_loader.dataset.schema import (
@@ -114,7 +114,7 @@ class SeedOrders:
     ) -> None:
         self._seeds, self._config, self._seed = seed_input.seeds, config, seed
         self._groups_per_batch = groups_per_batch or 1
-        self._groups = None if groups_per_batch is None else seed_input.extra[SEED_GROUP]
+        self._groups = None if groups_per_batch is None else SeedColumns.of(seed_input.extra).group
         self._latest: tuple[tuple[int, int], Tensor | None] = ((-1, 0), None)
         """The last requested epoch with its seed, and its order: consumers tend to be in one."""
         self.at_once: Tensor | None = None
@@ -176,11 +176,12 @@ def make_plan(
     expansion = options.expansion
     check_seed_times(view, sampler_input, expansion.time_attr, expansion.tokens)
     check_draw(with_weight=config.with_weight, time_attr=options.expansion.time_attr)
-    groups = (getattr(sampler_input, "extra", None) or {}).get(SEED_GROUP, ())
-    if options.groups_per_batch is not None and len(groups) != len(sampler_input):
+    groups = SeedColumns.of(columns_of(sampler_input)).group
+    num_grouped = 0 if groups is None else len(groups)
+    if options.groups_per_batch is not None and num_grouped != len(sampler_input):
         raise ConfigError(
             f"groups_per_batch={options.groups_per_batch}, but the input has the groups of "
-            f"{len(groups)} of its {len(sampler_input)} seeds"
+            f"{num_grouped} of its {len(sampler_input)} seeds"
         )
     fanouts = config.num_neighbors
     if not isinstance(fanouts, dict):
@@ -310,7 +311,7 @@ def check_seed_times(
             "another order"
         )
     node_type = sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
-    given = (getattr(sampler_input, "extra", None) or {}).get(SEED_TIME)
+    given = SeedColumns.of(columns_of(sampler_input)).time
     if given is None:
         if (node_type, time_attr) not in view.node_attributes:
             raise ConfigError(

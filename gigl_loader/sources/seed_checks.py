@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gigl_loader.batch.message import EDGE_INPUT_ID, INPUT_ID, SEED_GROUP
+from gigl_loader.batch.message import is_identity
 from gigl_loader.errors import ConfigError
 from gigl_loader.sampler.options import Shard
 
@@ -23,8 +23,6 @@ _MOST_SENT, _LEAST_SENT, _SENT_BY_ALL = 4096, 64, 2**15
 """Number of seeds that a rank sends: the last, over all ranks, within the first two."""
 _BLOCK = 2**20
 """Seeds to hash at once, which limits the memory for hashes."""
-_NOT_OF_SEEDS = (INPUT_ID, EDGE_INPUT_ID, SEED_GROUP)
-"""Columns with the position of a seed in the input, or its group, which do not identify it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class SeedSummary:
             world_size: Ranks of the job.
             **more: Other fields.
         """
-        columns = [seeds, *(extra[name] for name in sorted(extra) if name not in _NOT_OF_SEEDS)]
+        columns = [seeds, *(extra[name] for name in sorted(extra) if is_identity(name))]
         numbers = [_as_integers(column) for column in columns if column.dim() == 1]
         most = min(_MOST_SENT, max(_LEAST_SENT, _SENT_BY_ALL // world_size))
         some = _lowest(numbers, most)

@@ -13,6 +13,7 @@ import torch
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader import ConfigError, DistDataset, DistLinkNeighborLoader, WrongTypeError
+from gigl_loader.batch.message import SeedColumns
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
 from gigl_loader.loader.edge_loader import negative_sampling, shifted
 from gigl_loader.loader.seeds.edge_input import by_server_as_edges, edges_by_server
@@ -225,11 +226,11 @@ def test_edges_of_one_tensor_are_cut_over_servers_with_their_times() -> None:
     assert [one.index.size(1) for one in parts] == [3, 2]
     inputs = [one.sampler_input() for one in parts]
     one, given = [5, 6, 7, 8, 9], {1: torch.tensor([1])}
-    limits = SeedLimits({"#T": ("edge_label_time", one), "#S": ("input_start_time", given)})
-    cut = by_server_as_edges(limits, inputs).given
-    times: Any = cut["#T"][1]
+    said = {"time": ("edge_label_time", one), "start": ("input_start_time", given)}
+    cut = by_server_as_edges(SeedLimits(SeedColumns(**said)), inputs).given
+    times: Any = cut.time[1]
     assert {server: one.tolist() for server, one in times.items()} == {0: [5, 6, 7], 1: [8, 9]}
-    assert cut["#S"] == ("input_start_time", given)
+    assert cut.start == ("input_start_time", given)
 
 
 def test_edges_by_server_and_a_server_without_any() -> None:

@@ -20,6 +20,7 @@ from gigl_loader.loader.seeds.seed_limits import SeedLimits
 
 NOW_NS = 1_700_000_000_123_456_789
 """A time in nanoseconds; the next float64 is 256 of them away."""
+TIME = ("input_time", SEED_TIME)
 
 
 def _inputs(*sizes: int) -> list[Any]:
@@ -69,17 +70,16 @@ def test_times_are_a_column_beside_those_that_are_there() -> None:
     (found,) = _inputs(2)
     label = torch.ones(2)
     found.extra = {"label": label}
-    add_times(found, [4, 5])
+    add_times(found, [4, 5], *TIME)
     assert found.extra["label"] is label
     assert _columns([found]) == [[4, 5]]
-    (other,) = _inputs(2)
-    assert not getattr(add_times(other, None), "extra", None)
     with pytest.raises(ConfigError, match="but the dataset is local"):
-        add_times(other, {0: [4, 5]})
+        add_times(found, {0: [4, 5]}, *TIME)
 
 
 def test_all_servers_have_times_of_one_type() -> None:
-    inputs = add_times_by_server(_inputs(1, 0, 2), {0: [1], 2: torch.tensor([2.5, 3.0])})
+    inputs = _inputs(1, 0, 2)
+    add_times_by_server(inputs, {0: [1], 2: torch.tensor([2.5, 3.0])}, *TIME)
     assert _columns(inputs) == [[1.0], [], [2.5, 3.0]]
     assert {one.extra[SEED_TIME].dtype for one in inputs} == {torch.float64}
 
@@ -87,7 +87,8 @@ def test_all_servers_have_times_of_one_type() -> None:
 @pytest.mark.parametrize("nothing", [{}, {1: []}, {1: torch.empty(0)}])
 def test_a_server_without_seeds_does_not_round_the_times_of_others(nothing: dict) -> None:
     """An empty list is one of floats to numpy and torch alike."""
-    inputs = add_times_by_server(_inputs(1, 0), {0: torch.tensor([NOW_NS]), **nothing})
+    inputs = _inputs(1, 0)
+    add_times_by_server(inputs, {0: torch.tensor([NOW_NS]), **nothing}, *TIME)
     assert _columns(inputs) == [[NOW_NS], []]
     assert {one.extra[SEED_TIME].dtype for one in inputs} == {torch.int64}
 
@@ -96,14 +97,14 @@ def test_a_server_without_seeds_does_not_round_the_times_of_others(nothing: dict
     ("given", "words"),
     [
         ([1, 2], r"is \{server_rank: times\}"),
-        ({0: [1], 2: [1]}, r"names servers \[2\]; there are 2"),
+        ({0: [1], 2: [1]}, r"input_time names storage servers \[2\]; there are \[0, 1\]"),
         ({0: [1]}, r"input_time\[1\] must be one number for each of the 1 seeds"),
         ({0: [], 1: [1]}, r"input_time\[0\] must be one number"),
     ],
 )
 def test_times_that_are_not_by_server(given: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        add_times_by_server(_inputs(1, 1), given)
+        add_times_by_server(_inputs(1, 1), given, *TIME)
 
 
 def _limits(time: Any = None, **keywords: Any) -> SeedLimits:
@@ -112,10 +113,8 @@ def _limits(time: Any = None, **keywords: Any) -> SeedLimits:
 
 
 def test_times_without_anything_that_is_timed() -> None:
-    inputs = _inputs(1)
-    assert add_times_by_server(inputs, None) is inputs
-    assert _limits(time_attr=None).given == {}
-    assert _limits([1]).given == {SEED_TIME: ("input_time", [1])}
+    assert _limits(time_attr=None).given.named() == {}
+    assert _limits([1]).given.named() == {SEED_TIME: ("input_time", [1])}
     for word in ("input_time", "input_start_time", "input_end_time"):
         time, keywords = ([1], {}) if word == "input_time" else (None, {word: [1]})
         with pytest.raises(ConfigError, match=f"{word} was given without time_attr"):
@@ -135,7 +134,7 @@ def test_windows_are_columns_beside_the_times() -> None:
     assert found.extra[SEED_START].tolist() == [4, -3]
     inputs = _limits({1: [7, 8]}, time_window={1: torch.tensor([1, 2])}).added_to(_inputs(0, 2))
     assert [one.extra[SEED_WINDOW].tolist() for one in inputs] == [[], [1, 2]]
-    assert _limits([1], time_window=3).given.keys() == {SEED_TIME}
+    assert _limits([1], time_window=3).given.named().keys() == {SEED_TIME}
 
 
 @pytest.mark.parametrize(

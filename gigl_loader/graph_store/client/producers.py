@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gigl_loader.batch.message import columns_of
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
@@ -491,8 +492,7 @@ def concatenated(inputs: Sequence[NodeSamplerInput]) -> NodeSamplerInput:
     if whole is None:
         nodes = torch.cat([server_input.node.cpu() for server_input in inputs])
         whole = NodeSamplerInput(nodes, types.pop())
-    # GLT's own class has no such attribute
-    extras = [getattr(server_input, "extra", None) or {} for server_input in inputs]
+    extras = [columns_of(server_input) for server_input in inputs]
     # sorted below, as all ranks that share a producer must get the same digest
     names = {name for extra in extras for name in extra}
     whole.extra = {

@@ -21,6 +21,7 @@ from gigl_loader.batch.message import (
     BatchTicket,
     Received,
     SampleMessage,
+    columns_of,
 )
 from gigl_loader.errors import (
     ConfigError,
@@ -251,8 +252,7 @@ class RemoteSource:
         if self._shard == "world":  # batches are assigned by number: seeds must be equal
             same = digest_of(self._input, None, self._active)
             return SeedSummary(digest=same.encode())
-        extra = getattr(self._input, "extra", None) or {}
-        return SeedSummary.of(self._input.node, extra, self._cluster.world_size)
+        return SeedSummary.of(self._input.node, columns_of(self._input), self._cluster.world_size)
 
     def _create_all(
         self, ranks: Runs, source_options: SourceOptions

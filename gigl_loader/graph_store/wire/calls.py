@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gigl_loader.batch.message import columns_of
 from gigl_loader.dataset.partition.frames import Frames
 from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, EdgeType, FeatureInfo, NodeType
 from gigl_loader.errors import ConfigError, ProtocolError
@@ -118,9 +119,7 @@ class InputMessage:
     @classmethod
     def of(cls, value: NodeSamplerInput) -> "InputMessage":
         """Return ``value`` as it travels."""
-        # an input that GLT made has no further columns
-        columns = getattr(value, "extra", None) or {}
-        extra = {name: TensorMessage.of(column) for name, column in columns.items()}
+        extra = {name: TensorMessage.of(column) for name, column in columns_of(value).items()}
         held = value.parts if isinstance(value, HeldSeeds) else ()
         return cls(TensorMessage.of(value.node), value.input_type, extra, held)
 

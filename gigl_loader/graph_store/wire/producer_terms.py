@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from gigl_loader.batch.message import columns_of
 from gigl_loader.graph_store.wire.requests import ProducerRequest
 from gigl_loader.runtime.glt_classes import NodeSamplerInput
 from gigl_loader.sources.held_seeds import told_parts
@@ -33,6 +34,6 @@ def digest_of(sampler_input: NodeSamplerInput, config: Any, active: Sequence[int
     # no copy; columns need one, as hashlib takes a matrix only as bytes
     digest.update(sampler_input.node.contiguous().numpy().data)
     digest.update(told_parts(sampler_input))
-    for name, column in (getattr(sampler_input, "extra", None) or {}).items():
+    for name, column in columns_of(sampler_input).items():
         digest.update(name.encode() + column.contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from gigl_loader.batch.message import SampleMessage
+from gigl_loader.batch.message import SampleMessage, columns_of
 from gigl_loader.batch.padding import LEAST_DEAD, PadShape, padded
 from gigl_loader.batch.splitting import SeedLayout, split_to_fit
 from gigl_loader.dataset.schema import (
@@ -320,8 +320,8 @@ class _Seeds:
         self._type: NodeType = inputs[0].input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
         self.repeat = not sampler.merges_roots
         self._widths: dict[str, int] = {}
-        for columns in (getattr(given, "extra", None) or {} for given in inputs):
-            for name, column in columns.items():
+        for given in inputs:
+            for name, column in columns_of(given).items():
                 width = column.shape[1] if column.dim() > 1 else 1
                 self._widths[name] = max(width, self._widths.get(name, 0))
 

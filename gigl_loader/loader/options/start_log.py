@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gigl_loader.batch.message import EDGE_TARGETS
+from gigl_loader.batch.message import SeedColumns, columns_of
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, SPLITS
 from gigl_loader.loader.options.loader_options import LoaderOptions
@@ -79,7 +79,7 @@ def log_workers(num_workers: int, on_this_machine: int) -> None:
 def local_seeds(data: DistDataset, given: NodeSamplerInput) -> str:
     """Return the seeds of a colocated loader in words: all, a split, or how many."""
     node_type = given.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
-    if EDGE_TARGETS in (getattr(given, "extra", None) or {}):
+    if SeedColumns.of(columns_of(given)).targets is not None:
         return _words("given", len(given.node), "edges", node_type)
     whole = "all" if data.num_partitions == 1 else "all of this partition's"
     known = {
@@ -97,7 +97,7 @@ def remote_seeds(inputs: Sequence[NodeSamplerInput]) -> str:
     """Return the seeds of a loader on a graph store in words, as they were fetched for it."""
     node_type = inputs[0].input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
     count = sum(map(len, inputs))
-    if EDGE_TARGETS in (getattr(inputs[0], "extra", None) or {}):
+    if SeedColumns.of(columns_of(inputs[0])).targets is not None:
         return _words("given", count, "edges", node_type)
     splits = {getattr(seeds.node, FETCHED_AS, None) for seeds in inputs if len(seeds.node)}
     split = splits.pop() if len(splits) == 1 else None

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.batch.message import EDGE_LABEL, EDGE_TARGETS
+from gigl_loader.batch.message import SeedColumns
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.partition.adjacency import edges_of
 from gigl_loader.dataset.schema import (
@@ -41,9 +41,8 @@ class SeedEdges:
         """Return them as seeds (sources) with columns (destinations, labels)."""
         # Rows of a transposed index are not contiguous, and seeds are read as one block.
         found = NodeSamplerInput(self.index[0].contiguous(), self.edge_type[0])
-        found.extra = {EDGE_TARGETS: self.index[1].contiguous()}
-        if self.label is not None:
-            found.extra[EDGE_LABEL] = self.label.contiguous()
+        label = None if self.label is None else self.label.contiguous()
+        found.extra = SeedColumns(targets=self.index[1].contiguous(), label=label).named()
         return found
 
     def split(self, parts: int) -> "list[SeedEdges]":
@@ -103,11 +102,11 @@ def by_server_as_edges(limits: SeedLimits, inputs: list[NodeSamplerInput]) -> Se
     """Return the limits of seed edges by server; one tensor of times is split like the edges."""
     sizes = [one.node.numel() for one in inputs]
     given: dict[str, tuple[str, TimeInput]] = {}
-    for column, (name, times) in limits.given.items():
+    for column, (name, times) in limits.given.named().items():
         if not isinstance(times, Mapping):
             times = dict(enumerate(read_times(times, sum(sizes), name).split(sizes)))
         given[column] = name, times
-    return SeedLimits(given)
+    return SeedLimits(SeedColumns.of(given))
 
 
 def unpacked(given: Any, label: Any) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gigl_loader.batch.message import SEED_GROUP
+from gigl_loader.batch.message import SeedColumns, columns_of
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.lookup import DistFeature
 from gigl_loader.dataset.partition.frames import FRAME
@@ -102,7 +102,7 @@ class GroupSource:
     def add_to(
         self, inputs: Sequence[NodeSamplerInput], dataset: Any, groups_per_batch: int
     ) -> None:
-        """Give seeds the column `SEED_GROUP`. Collective, except over a graph store.
+        """Give seeds their column of groups. Collective, except over a graph store.
 
         Args:
             inputs: A loader's seeds; with a graph store by server. Groups are numbered over all.
@@ -129,8 +129,8 @@ class GroupSource:
             )
         columns = groups.split([len(server_input) for server_input in inputs])
         for server_input, column in zip(inputs, columns, strict=True):
-            extra = getattr(server_input, "extra", None) or {}
-            server_input.extra = {**extra, SEED_GROUP: column.contiguous()}
+            group = SeedColumns(group=column.contiguous())
+            server_input.extra = {**columns_of(server_input), **group.named()}
 
     def _groups_of(self, seeds: Tensor, dataset: Any) -> Tensor:
         """Return the group of each seed; ids may leave gaps."""

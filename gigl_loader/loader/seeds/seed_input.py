@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gigl_loader.batch.message import SEED_START, SEED_TIME, SEED_WINDOW
+from gigl_loader.batch.message import SeedColumns, columns_of
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.identity import check_held
 from gigl_loader.dataset.schema import (
@@ -211,11 +211,11 @@ def typed_by_server(
     }
 
 
-def check_servers(by_server: Mapping[int, Any], servers: range) -> None:
-    """Raise `ConfigError` if the input names an unknown storage server."""
+def check_servers(by_server: Mapping[int, Any], servers: range, name: str = "the input") -> None:
+    """Raise `ConfigError` if an input of that name is for an unknown storage server."""
     unknown = [server for server in by_server if server not in servers]
     if unknown:
-        raise ConfigError(f"the input names storage servers {unknown}; there are {list(servers)}")
+        raise ConfigError(f"{name} names storage servers {unknown}; there are {list(servers)}")
 
 
 def local_share(seeds: Tensor, local_rank: int, local_world_size: int) -> Tensor:
@@ -231,13 +231,15 @@ def digest_of_seeds(inputs: Sequence[NodeSamplerInput]) -> str:
     """Return a digest of seeds and their columns, but not of how they are divided."""
     digest = hashlib.blake2b(digest_size=8)
     for sampler_input in inputs:
-        columns = getattr(sampler_input, "extra", None) or {}
+        columns = columns_of(sampler_input)
         digest.update(told_parts(sampler_input))
         # By name: the order in which columns were added does not matter.
         for column in (sampler_input.node, *(columns[name] for name in sorted(columns))):
             digest.update(bytes_of(column.cpu().contiguous()))
         # Equal numbers may be the earliest times, or the greatest ages.
-        digest.update("".join(sorted(columns.keys() & {SEED_START, SEED_WINDOW})).encode())
+        given = SeedColumns.of(columns)
+        early = SeedColumns(start=given.start, window=given.window)
+        digest.update("".join(early.named()).encode())
     return digest.hexdigest()
 
 
@@ -285,50 +287,35 @@ def is_by_seed(window: Any) -> bool:
     return isinstance(window, Tensor | np.ndarray | list | tuple | Mapping)
 
 
-def add_times(
-    sampler_input: NodeSamplerInput, given: Any, name: str = "input_time", column: str = SEED_TIME
-) -> NodeSamplerInput:
-    """Return ``sampler_input`` with the times of its seeds as a column; None: they have none.
+def add_times(sampler_input: NodeSamplerInput, given: Any, name: str, column: str) -> None:
+    """Give ``sampler_input`` the times of its seeds as a column.
 
     Raises:
         ConfigError: Not one number for each seed; or by server, while the dataset is local.
     """
     if isinstance(given, Mapping):
         raise ConfigError(f"{name} is by server, as for a graph store, but the dataset is local")
-    if given is not None:
-        extra = dict(getattr(sampler_input, "extra", None) or {})
-        sampler_input.extra = {**extra, column: read_times(given, sampler_input.node.numel(), name)}
-    return sampler_input
+    times = read_times(given, sampler_input.node.numel(), name)
+    sampler_input.extra = {**columns_of(sampler_input), column: times}
 
 
-def add_times_by_server(
-    inputs: list[NodeSamplerInput], given: Any, name: str = "input_time", column: str = SEED_TIME
-) -> list[NodeSamplerInput]:
-    """Return the input of each storage server with its times, which are by server as seeds are.
+def add_times_by_server(inputs: list[NodeSamplerInput], given: Any, name: str, column: str) -> None:
+    """Give the input of each storage server its times, which are by server as seeds are.
 
     Raises:
         ConfigError: A server has seeds and no times, or times and no seeds.
     """
-    if given is None:
-        return inputs
     if not isinstance(given, Mapping):
         raise ConfigError(f"with a graph store, {name} is {{server_rank: times}}, as its seeds are")
-    unknown = [server for server in given if server not in range(len(inputs))]
-    if unknown:
-        raise ConfigError(f"{name} names servers {unknown}; there are {len(inputs)}")
+    check_servers(given, range(len(inputs)), name)
     for server, sampler_input in enumerate(inputs):
         add_times(sampler_input, given.get(server, ()), f"{name}[{server}]", column)
     # One column for all servers' seeds, so one type; missing times of servers without seeds fit
     # both. They must not force float64, which would round times in nanoseconds.
-    columns = [
-        sampler_input.extra[column] for sampler_input in inputs if sampler_input.node.numel()
-    ]
-    is_float = any(times.is_floating_point() for times in columns)
-    for sampler_input in inputs:
-        sampler_input.extra[column] = sampler_input.extra[column].to(
-            torch.float64 if is_float else torch.int64
-        )
-    return inputs
+    columns = [sampler_input.extra[column] for sampler_input in inputs]
+    is_float = any(times.numel() and times.is_floating_point() for times in columns)
+    for sampler_input, times in zip(inputs, columns, strict=True):
+        sampler_input.extra[column] = times.to(torch.float64 if is_float else torch.int64)
 
 
 Weighted = dict[EdgeType, bool] | None
@@ -380,8 +367,7 @@ def share_input(
         ConfigError: The arguments of the ranks do not fit together; the same on all of them.
         PeerError: Another rank gave up, or is gone.
     """
-    # A user's `NodeSamplerInput` is GLT's class, which has no such attribute.
-    extra = getattr(sampler_input, "extra", None) or {}
+    extra = columns_of(sampler_input)
     number, shard = next(_exchanges), told.options["shard"]
     if runtime.world_size == 1 or shard == "none":
         seeds = SeedSummary()

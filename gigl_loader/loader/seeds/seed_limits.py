@@ -1,12 +1,9 @@
 """Limits on the times of neighbours that a user gives seed by seed, as columns of the seeds."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch import Tensor
-
-from gigl_loader.batch.message import INPUT_ID, SEED_START, SEED_TIME, SEED_WINDOW
+from gigl_loader.batch.message import SeedColumns, columns_of
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.seeds.seed_input import TimeInput, add_times, add_times_by_server
 from gigl_loader.sampler.options import ExpansionOptions
@@ -14,12 +11,16 @@ from gigl_loader.sampler.options import ExpansionOptions
 I = TypeVar("I", bound=Any)  # noqa: E741
 
 
+def _said(name: str, value: Any) -> tuple[str, Any] | None:
+    return None if value is None else (name, value)
+
+
 @dataclass(frozen=True)
 class SeedLimits:
     """The columns of a loader's seeds that limit the times in their trees."""
 
-    given: dict[str, tuple[str, TimeInput]]
-    """By column: the user's keyword for it, and its value."""
+    given: SeedColumns
+    """For each: the user's keyword for it, and its value."""
 
     @classmethod
     def of(
@@ -48,23 +49,23 @@ class SeedLimits:
                 "input_start_time and time_window both say how early neighbours may be: give one "
                 "of them"
             )
-        columns = {
-            SEED_TIME: (name, time) if end is None else ("input_end_time", end),
-            SEED_START: ("input_start_time", start),
-            SEED_WINDOW: ("time_window", window),
-        }
-        given = {column: (word, of) for column, (word, of) in columns.items() if of is not None}
-        if given and how.time_attr is None:
-            word = next(iter(given.values()))[0]
+        given = SeedColumns(
+            time=_said(name, time) or _said("input_end_time", end),
+            start=_said("input_start_time", start),
+            window=_said("time_window", window),
+            input_id=_said("input_id", row),
+        )
+        by_seed = given.start or given.window
+        if how.time_attr is None and (first := given.time or by_seed):
             raise ConfigError(
-                f"{word} was given without time_attr, which says whose times it bounds"
+                f"{first[0]} was given without time_attr, which says whose times it bounds"
             )
-        if how.by_time and given.keys() & {SEED_START, SEED_WINDOW}:
+        if how.by_time and by_seed:
             raise ConfigError(
                 'disjoint="by_time" gives the seeds of one time one tree, and a window by seed '
                 "gives each its own: use disjoint=True, or one time_window for all"
             )
-        return cls(given if row is None else {**given, INPUT_ID: ("input_id", row)})
+        return cls(given)
 
     def added_to(self, inputs: I) -> I:
         """Return a sampler's input, or the list of those of all storage servers, with the columns.
@@ -74,15 +75,15 @@ class SeedLimits:
         """
         is_remote = isinstance(inputs, list)
         add: Any = add_times_by_server if is_remote else add_times
-        for column, (word, given) in self.given.items():
-            inputs = add(inputs, given, word, column)
+        for column, (word, given) in self.given.named().items():
+            add(inputs, given, word, column)
         for number, sampler_input in enumerate(inputs if is_remote else [inputs]):
             self._check(sampler_input, f" of server {number}" if is_remote else "")
         return inputs
 
     def _check(self, sampler_input: Any, where: str) -> None:
-        columns: Mapping[str, Tensor] = getattr(sampler_input, "extra", None) or {}
-        window, start, end = (columns.get(name) for name in (SEED_WINDOW, SEED_START, SEED_TIME))
+        columns = SeedColumns.of(columns_of(sampler_input))
+        window, start, end = columns.window, columns.start, columns.time
         if window is not None and (wrong := (window < 0).nonzero()).numel():
             seed = int(wrong[0])
             raise ConfigError(
@@ -92,5 +93,5 @@ class SeedLimits:
             seed = int(wrong[0])
             raise ConfigError(
                 f"seed {seed}{where} has input_start_time {start[seed].item()} after its "
-                f"{self.given[SEED_TIME][0]} {end[seed].item()}: no neighbour can lie between them"
+                f"{self.given.time[0]} {end[seed].item()}: no neighbour can lie between them"
             )

@@ -36,6 +36,7 @@ from gigl_loader.batch.message import (
     Field,
     Received,
     SampleMessage,
+    columns_of,
 )
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.errors import (
@@ -323,7 +324,7 @@ class InProcessSource:
         self._plan = make_plan(view, sampler_input, config, source_options)
         # Samplers are written for workers, which have arrays; kernels do not take torch's tensors.
         self._view = tensors.as_received(view)
-        extra = getattr(sampler_input, "extra", None) or {}
+        extra = columns_of(sampler_input)
         columns = {name: tensors.as_array(column) for name, column in extra.items()}
         self._input = SeedInput(sampler_input.node.numpy(), columns)
         self._orders = SeedOrders(

@@ -27,6 +27,7 @@ from gigl_loader.batch.message import (
     Attempt,
     Received,
     SampleMessage,
+    columns_of,
 )
 from gigl_loader.dataset.cache_options import CacheOptions
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError, WorkerDiedError
@@ -146,9 +147,7 @@ class DistSamplingProducer:
         how = source_options or SourceOptions(seed=seed_or_drawn(sampling_config.seed))
         self.source_options = how if cache is None else replace(how, cache=cache)
         view = sampling_view(data, self.source_options.expansion.time_attr)
-        self._seed_input = SeedInput(
-            sampler_input.node, dict(getattr(sampler_input, "extra", None) or {})
-        )
+        self._seed_input = SeedInput(sampler_input.node, dict(columns_of(sampler_input)))
         self._view = view
         self._plan = make_plan(
             view, sampler_input, sampling_config, self.source_options, channel.size_of_one
