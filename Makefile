@@ -17,6 +17,7 @@
 #   make release-check     the wheel alone on each Python that is here: README, ten pages; what a person has to do
 #   make docs              the site, into docs/_build/html
 #   make bench             the benchmarks in examples/benchmarks
+#   make peers             what the benchmarks compare with, in environments beside the checkout (PEERS=folder)
 #   make gpu               GPU tests and benchmarks, with the torch that is there (ARGS=--rehearse: small, on the CPU)
 #   make pack-gpu          the packages that a GPU machine without a network lacks, into .gpu_pack
 #   make chaos             real jobs under drawn faults, each epoch against an undisturbed one
@@ -51,7 +52,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test test-all lint coverage image release-check docs bench gpu pack-gpu chaos compare-faults simulate test-tls test-modern test-native test-oldest clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test test-all lint coverage image release-check docs bench gpu pack-gpu peers chaos compare-faults simulate test-tls test-modern test-native test-oldest clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -130,6 +131,9 @@ gpu:
 
 pack-gpu:
 	@$(TESTED) python .ci/pack_gpu.py $(ARGS)
+
+peers:
+	@$(TESTED) python examples/benchmarks/colocated/peers.py $(or $(PEERS),../peers) $(ARGS)
 
 chaos:
 	@$(TESTED) python examples/benchmarks/faults/chaos.py $(ARGS)

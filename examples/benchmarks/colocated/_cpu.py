@@ -1,7 +1,8 @@
-"""How much of the machine others used while a contestant was on the clock. Linux only."""
+"""What the processes of a contestant used of the machine, and what others did. Linux only."""
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,16 +27,28 @@ class CpuClock:
         return cls(sum(fields), fields[3] + fields[4], _ticks_of_run(os.environ.get(RUN)))
 
 
-def _ticks_of_run(run: str | None) -> int:
+def _texts_of_run(run: str | None, name: str) -> Iterator[str]:
+    """Yield the file ``name`` in ``/proc`` of each process of a run."""
     mark = f"{RUN}={run}".encode()
-    ticks = 0
     for entry in Path("/proc").iterdir():
         if run and entry.name.isdigit():
             with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    ticks += int(fields[11]) + int(fields[12])
-    return ticks
+                    yield (entry / name).read_text()
+
+
+def _ticks_of_run(run: str | None) -> int:
+    fields = [text.rpartition(")")[2].split() for text in _texts_of_run(run, "stat")]
+    return sum(int(of[11]) + int(of[12]) for of in fields)
+
+
+def memory_mb() -> float:
+    """Return the memory of all processes of this run now, in MB; what they share counts once."""
+    kib = 0
+    for text in _texts_of_run(os.environ.get(RUN), "smaps_rollup"):
+        lines = [line.split() for line in text.splitlines() if line.startswith("Pss:")]
+        kib += sum(int(line[1]) for line in lines)
+    return kib * 1024 / 1e6
 
 
 def own_seconds(before: CpuClock, after: CpuClock) -> float:

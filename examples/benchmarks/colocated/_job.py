@@ -7,7 +7,7 @@ and a JSON object.
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 MARK = "RESULT "
-Batch = tuple[Tensor, Tensor]
-"""``x`` (``[rows, dim]``) and ``edge_index`` (``[2, edges]``, local ids) of one batch."""
+Batch = tuple[Sequence[Tensor], Sequence[Tensor]]
+"""``x`` (``[rows, dim]``) of each node type, and ``edge_index`` (``[2, edges]``, local ids) of each
+edge type of one batch."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,7 @@ class Job:
     seed: int | None = None
     replace: bool = False
     task: str = "nodes"
-    """What seeds are: "nodes", "links" (edges, each with a negative) or "times" (nodes with a time
-    each, which no edge of their batch is later than); "untimed" is "nodes" on the graph of "times".
-    See `_tasks`."""
+    """The kind of loader, a key of `_tasks.KINDS`; "untimed" is "nodes" on the graph of "times"."""
     temporal_strategy: str = "uniform"
     """Of "times"."""
     rank: int = 0
@@ -109,8 +108,8 @@ def measure(batches: Iterable[Batch], job: Job) -> dict[str, Any]:
     """Take all batches of one epoch; time those after the warm-up."""
     source = iter(batches)
     first = next(source)
-    if job.task in ("nodes", "untimed"):
-        _check(first, job)
+    if job.task in ("nodes", "untimed", "weighted", "labor"):
+        check(first, job)
     del first  # GLT's ring of messages would stall
     for _ in range(job.warmup - 1):
         next(source)
@@ -118,9 +117,9 @@ def measure(batches: Iterable[Batch], job: Job) -> dict[str, Any]:
     cpu, begun = _cpu.CpuClock.now(), time.perf_counter()
     for _ in range(job.batches):
         x, edge_index = next(source)
-        rows += x.shape[0]
-        edges += edge_index.shape[1]
-        float(x[-1, 0])
+        rows += sum(part.shape[0] for part in x)
+        edges += sum(part.shape[1] for part in edge_index)
+        float(x[0][-1, 0])
     seconds, cpu_after = time.perf_counter() - begun, _cpu.CpuClock.now()
     return {
         "seconds": seconds,
@@ -130,15 +129,16 @@ def measure(batches: Iterable[Batch], job: Job) -> dict[str, Any]:
         "edges_per_batch": edges / job.batches,
         "cpu_ms_per_batch": 1e3 * _cpu.own_seconds(cpu, cpu_after) / job.batches,
         "others_cpu": _cpu.share_of_others(cpu, cpu_after),
+        "memory_mb": _cpu.memory_mb(),
     }
 
 
-def _check(batch: Batch, job: Job) -> None:
+def check(batch: Batch, job: Job) -> None:
     """Raise unless the batch begins with seeds, and holds its features and edges of the graph.
 
     Which seeds is left open: GLT hands batches out as they come.
     """
-    x, edge_index = (part.numpy() for part in batch)
+    x, edge_index = (part.numpy() for (part,) in batch)
     ids = ids_of(x)
     if not np.isin(ids[: job.batch_size], seeds(job).numpy()).all():
         raise AssertionError("the batch does not begin with its seeds")

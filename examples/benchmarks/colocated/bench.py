@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ from typing import Any
 import _graph
 import _runner
 import _summary
+import _tasks
 import page
 import picture
 from _job import Job
@@ -36,6 +38,7 @@ _BARE = "bare loop: kernels and gather in one process"
 _WIDE_BYTES = 1_000_000_000
 _NARROW_DIM = 8
 _SMALL_BATCH = 128
+_NOT_OF_PYG = {"labels", "labor"}
 _SCALE = 10
 _ENDS = 4  # of a seed edge and its negative
 _LONGER = 4  # times the batches for the fast ones, so that all are on the clock for seconds
@@ -247,6 +250,82 @@ def times(bench: Bench) -> str:
     return _compare(bench, entries, bench.job(task="times"))
 
 
+def kinds(bench: Bench) -> str:
+    """Each kind of loader beside every peer that has it, with the workers that serve the peer."""
+    args, rows = bench.args, []
+    for task in args.kinds:
+        words = _tasks.KINDS[task]
+        size = max(1, args.batch_size // (_ENDS if task == "links" else 1))
+        ours, *peers = _of_kind(args, task)
+        job = bench.job(task=task, batch_size=size)
+        values, last = bench.alternate([ours, *peers], job, "seeds_per_s")
+        figures = {name: statistics.median(found.values()) for name, found in values.items()}
+        measured = [peer.name for peer in peers if peer.name in figures]
+        if ours.name not in figures or not measured:
+            wrong = [bench.problems.get(one.name, "") for one in (ours, *peers)]
+            problems = sorted({problem.partition(":")[0] for problem in wrong} - {""})
+            rows.append([words, *_figure_of(values, ours.name), ", ".join(problems) or "no peer"])
+            rows[-1] += [""] * 5
+            continue
+        best = max(measured, key=lambda name: figures[name])
+        against = ratios(values[ours.name], values[best])
+        rows.append(
+            [
+                words,
+                *_figure_of(values, ours.name),
+                best.removeprefix(f"{task}: "),
+                *_figure_of(values, best),
+                spread(against, 2),
+                spread(ratios(bench.cpu_ms[best], bench.cpu_ms[ours.name]), 2)
+                if all(bench.cpu_ms[ours.name].values())
+                else "not measured",
+                f"{last[ours.name]['memory_mb']:,.0f}; {last[best]['memory_mb']:,.0f}",
+                verdict(against, Bar(3)),
+            ]
+        )
+    header = [
+        "seeds",
+        "gigl_loader, 1 worker, seeds/s",
+        "best peer",
+        "its seeds/s",
+        "seeds/s: gigl_loader / it",
+        "CPU a batch: it / gigl_loader",
+        "memory, MB: gigl_loader; it",
+        "bar (seeds/s)",
+    ]
+    return markdown(header, rows)
+
+
+def _figure_of(values: Any, name: str) -> list[str]:
+    return [spread(list(values[name].values())) if name in values else "not measured"]
+
+
+def _of_kind(args: argparse.Namespace, task: str) -> list[Contestant]:
+    """Return gigl_loader, and each peer that has the kind with each number of workers."""
+    peers = [
+        ("PyG, pyg-lib", "run_pyg.py", args.python_pyg_lib, _tasks.KINDS.keys() - _NOT_OF_PYG),
+        ("DGL GraphBolt", "run_graphbolt.py", args.python_graphbolt, {"nodes", "labor"}),
+        ("GLT seeded", "run_glt.py", args.python_glt, {"nodes"}),
+    ]
+    ours = Contestant(
+        name=f"{task}: gigl_loader",
+        script="run_gigl.py",
+        python=sys.executable,
+        changes={"batches": args.batches * _LONGER},
+    )
+    return [ours] + [
+        Contestant(
+            name=f"{task}: {name}, {_workers(count)}",
+            script=script,
+            python=python,
+            changes={"num_workers": count, **({"seed": 1} if script == "run_glt.py" else {})},
+        )
+        for name, script, python, has in peers
+        if task in has
+        for count in args.peer_workers
+    ]
+
+
 def _against_pyg(
     args: argparse.Namespace, name: str, **changes: Any
 ) -> list[tuple[Contestant, Bar | None, str]]:
@@ -386,6 +465,7 @@ CASES = {
     "throughput": throughput,
     "links": links,
     "times": times,
+    "kinds": kinds,
     "partitions": partitions,
     "startup": startup,
     "memory": memory,
@@ -413,12 +493,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=int,
         nargs="+",
         default=[1, 2],
-        help="workers of each peer in --case throughput; 1 has to be among them",
+        help="workers of each peer in --case throughput and kinds; 1 has to be among them",
     )
     add("--epochs", type=int, default=50, help="for --case memory")
     add("--timeout", type=float, default=300.0, help="seconds that one run may take")
     add("--cache", type=Path, help="where graphs are kept (default: a temporary folder)")
     add("--out", type=Path, help="file that JSON lines are appended to")
+    add("--kinds", nargs="+", choices=_tasks.KINDS, default=list(_tasks.KINDS), metavar="KIND")
+    add("--peers", type=Path, help="folder of peers.py: interpreters that are not given lie there")
     add("--python-glt", help="interpreter that has graphlearn-torch")
     add("--python-graphbolt", help="interpreter that has DGL")
     add("--python-pyg", help="interpreter that has PyG with torch-sparse, or with pyg-lib alone")
@@ -427,6 +509,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--picture", type=Path, help="PNG file for their chart; one for dark pages lies beside it")
     add("--page", type=Path, help="Markdown file whose table of --case throughput is replaced")
     args = parser.parse_args(argv)
+    for name in ("glt", "graphbolt", "pyg", "pyg_lib") if args.peers else ():
+        there = args.peers / name.replace("_", "") / "bin" / "python"
+        setattr(args, f"python_{name}", getattr(args, f"python_{name}") or str(there))
     if args.summary and args.case != "throughput":
         parser.error("--summary, --picture and --page are of --case throughput")
     if 1 not in args.peer_workers:

@@ -45,7 +45,7 @@ class _BareLoop:
             first = last_before
         x = self._x[:last]
         torch.index_select(self._features, 0, torch.from_numpy(self._nodes[:last]), out=x)
-        return x, torch.from_numpy(self._edges[:, :edges])
+        return [x], [torch.from_numpy(self._edges[:, :edges])]
 
     def _draw(self, first: int, last: int, fanout: int, key: np.uint64) -> tuple[Any, Any]:
         nodes = self._nodes[first:last]

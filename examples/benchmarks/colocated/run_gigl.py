@@ -7,45 +7,58 @@ from typing import Any
 import _job
 import _memory
 import _tasks
-import numpy as np
-import torch
 import torch.distributed as dist
-from torch_geometric.data import Data
 
-from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader
+from gigl_loader import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DistABLPLoader,
+    DistDataset,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+)
 
 
 def _dataset(job: _job.Job) -> DistDataset:
-    arrays = job.graph
-    nodes = arrays.indptr.size - 1
-    target = np.repeat(np.arange(nodes), np.diff(arrays.indptr))
-    edge_index = torch.from_numpy(np.stack([arrays.indices, target]))
-    data = Data(x=torch.from_numpy(arrays.x), edge_index=edge_index, num_nodes=nodes)
-    if job.task in ("times", "untimed"):
-        data.time = _tasks.edge_times(job)
+    data, more = _tasks.data(job), {}
+    if job.task == "labels":
+        more["supervision"] = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: (_tasks.positives(job), None)}
     if job.world_size == 1:
-        return DistDataset.from_pyg(data)
+        return DistDataset.from_pyg(data, **more)
     return DistDataset.from_pyg(data, partition_book=_job.owners(job), partition_idx=job.rank)
 
 
-def _loader(dataset: DistDataset, job: _job.Job) -> DistNeighborLoader | DistLinkNeighborLoader:
+def _loader(dataset: DistDataset, job: _job.Job) -> Any:
     how: dict[str, Any] = {
         "num_workers": job.num_workers,
         "batch_size": job.batch_size,
         "seed": job.seed,
         "replace": job.replace,
     }
+    fanout = _tasks.fanout_of(job)
     if job.task == "links":
         links = _tasks.links(job)
-        return DistLinkNeighborLoader(dataset, job.fanout, links, neg_sampling="binary", **how)
+        return DistLinkNeighborLoader(dataset, fanout, links, neg_sampling="binary", **how)
+    if job.task == "typed":
+        return DistNeighborLoader(dataset, fanout, ("type0", _tasks.typed_seeds(job)), **how)
+    seeds = _job.seeds_of_all_ranks(job)  # the ranks of one machine each take their block of it
+    if job.task == "labels":
+        return DistABLPLoader(dataset, fanout, seeds, use_label_edge_index_output=True, **how)
     if job.task == "times":
         how |= {
             "input_time": _tasks.seed_times(job),
             "time_attr": "time",
             "temporal_strategy": job.temporal_strategy,
         }
-    seeds = _job.seeds_of_all_ranks(job)  # the ranks of one machine each take their block of it
-    return DistNeighborLoader(dataset, job.fanout, seeds, **how)
+    return DistNeighborLoader(dataset, fanout, seeds, **how, **_OPTIONS.get(job.task, {}))
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "disjoint": {"disjoint": True},
+    "weighted": {"with_weight": True},
+    "labor": {"sampling_method": "labor"},
+    "induced": {"subgraph_type": "induced"},
+}
+"""Options of a task, beside those of all."""
 
 
 def _startup(dataset: DistDataset, job: _job.Job) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def _dataset(job: _job.Job) -> glt.distributed.DistDataset:
 
 def _batches(loader: Any) -> Iterator[_job.Batch]:
     for data in loader:
-        yield data.x, data.edge_index
+        yield [data.x], [data.edge_index]
 
 
 def run(job: _job.Job) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def _batches(loader: Any) -> Iterator[_job.Batch]:
         for csc in hops:
             target = torch.repeat_interleave(csc.indptr.diff())
             parts.append(torch.stack([csc.indices, target]))
-        yield x, torch.cat(parts, dim=1)
+        yield [x], [torch.cat(parts, dim=1)]
 
 
 def run(job: _job.Job) -> dict[str, Any]:
@@ -36,7 +36,8 @@ def run(job: _job.Job) -> dict[str, Any]:
     )
     items = gb.ItemSet(_job.seeds(job), names="seed_nodes")
     pipe = gb.ItemSampler(items, batch_size=job.batch_size)
-    pipe = pipe.sample_neighbor(graph, list(reversed(job.fanout)), replace=job.replace)
+    draw = pipe.sample_layer_neighbor if job.task == "labor" else pipe.sample_neighbor
+    pipe = draw(graph, list(reversed(job.fanout)), replace=job.replace)
     pipe = pipe.fetch_feature(features, node_feature_keys=["x"])
     loader = gb.DataLoader(pipe, num_workers=job.num_workers)
     return {**_job.measure(_batches(loader), job), "versions": {"dgl": dgl.__version__}}

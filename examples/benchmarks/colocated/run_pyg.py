@@ -1,6 +1,6 @@
 """Contestant: PyG's ``NeighborLoader`` and ``LinkNeighborLoader``.
 
-They need pyg-lib or torch-sparse; with times, pyg-lib.
+They need pyg-lib or torch-sparse; with times, weights or disjoint trees, pyg-lib.
 """
 
 import importlib
@@ -8,30 +8,14 @@ from typing import Any
 
 import _job
 import _tasks
-import numpy as np
-import torch
 import torch_geometric
 from torch_geometric import typing
-from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
-
-
-def _data(job: _job.Job) -> Data:
-    arrays = job.graph
-    nodes = arrays.indptr.size - 1
-    target = np.repeat(np.arange(nodes), np.diff(arrays.indptr))
-    data = Data(
-        x=torch.from_numpy(np.array(arrays.x)),
-        edge_index=torch.from_numpy(np.stack([arrays.indices, target])),
-        num_nodes=nodes,
-    )
-    if job.task == "times":
-        data.time = _tasks.edge_times(job)
-    return data
 
 
 def _loader(job: _job.Job) -> NeighborLoader | LinkNeighborLoader:
     """Return the task's loader with its defaults: features are gathered in the worker."""
+    data, fanout = _tasks.data(job), _tasks.fanout_of(job)
     how: dict[str, Any] = {
         "batch_size": job.batch_size,
         "num_workers": job.num_workers,
@@ -39,7 +23,9 @@ def _loader(job: _job.Job) -> NeighborLoader | LinkNeighborLoader:
     }
     if job.task == "links":
         how |= {"edge_label_index": _tasks.links(job), "neg_sampling": "binary"}
-        return LinkNeighborLoader(_data(job), job.fanout, is_sorted=True, **how)
+        return LinkNeighborLoader(data, fanout, is_sorted=True, **how)
+    if job.task == "typed":
+        return NeighborLoader(data, fanout, ("type0", _tasks.typed_seeds(job)), **how)
     how["input_nodes"] = _job.seeds(job)
     if job.task == "times":  # not sorted: rows are by time in PyG, too, and it sees to it
         how |= {
@@ -47,8 +33,16 @@ def _loader(job: _job.Job) -> NeighborLoader | LinkNeighborLoader:
             "time_attr": "time",
             "temporal_strategy": job.temporal_strategy,
         }
-        return NeighborLoader(_data(job), job.fanout, **how)
-    return NeighborLoader(_data(job), job.fanout, is_sorted=True, **how)
+        return NeighborLoader(data, fanout, **how)
+    return NeighborLoader(data, fanout, is_sorted=True, **how, **_OPTIONS.get(job.task, {}))
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "disjoint": {"disjoint": True},
+    "weighted": {"weight_attr": "edge_weight"},
+    "induced": {"subgraph_type": "induced"},
+}
+"""Options of a task, beside those of all."""
 
 
 def run(job: _job.Job) -> dict[str, Any]:
