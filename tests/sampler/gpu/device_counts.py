@@ -53,16 +53,16 @@ def counted() -> Iterator[Counter[str]]:
     """Count, inside the block, what samplers on devices do for their batches, in any thread.
 
     The counts are ``operators`` of torch, ``launches`` of Warp, ``draws`` of all kernels,
-    ``uploads`` and ``downloads``, ``waits`` of the host for its device, ``swaps`` between devices
-    and ``meetings`` of the ranks' hosts.
+    ``uploads`` and ``downloads``, ``waits`` of the host for its device, ``swaps`` between devices,
+    the ``numbers`` that these send, and ``meetings`` of the ranks' hosts.
     """
     counts: Counter[str] = Counter()
 
-    def noted(owner: Any, name: str, kind: str) -> None:
+    def noted(owner: Any, name: str, kind: str, size: Callable[..., int] = lambda *_: 1) -> None:
         job = getattr(owner, name)
 
         def counting(*args: Any, **keywords: Any) -> Any:
-            counts[kind] += 1
+            counts[kind] += size(*args)
             return job(*args, **keywords)
 
         patch.setattr(owner, name, counting)
@@ -89,5 +89,6 @@ def counted() -> Iterator[Counter[str]]:
                 noted(owner, "wait_for_ranks", "waits")
         noted(DeviceSampler, "_wait", "waits")
         noted(RankExchange, "all_to_all_values", "swaps")
+        noted(RankExchange, "all_to_all_values", "numbers", lambda ranks, sent, *_: sent.numel())
         noted(CollectivePeers, "meet", "meetings")
         yield counts

@@ -69,13 +69,8 @@ def _per_batch(kernels: Any, *, epochs_before: int = 0, **how: Any) -> dict[str,
 
 @pytest.mark.parametrize(
     ("how", "operators", "launches"),
-    [
-        ({}, 105, 30),
-        ({"replace": True}, 105, 30),
-        ({"disjoint": True}, 280, 30),
-        ({"with_edge": True}, 105, 37),
-    ],
-    ids=["merged", "replace", "trees", "edge ids"],
+    [({}, 105, 30), ({"disjoint": True}, 280, 30), ({"with_edge": True}, 105, 37)],
+    ids=["merged", "trees", "edge ids"],
 )
 def test_one_device(how: dict[str, Any], operators: int, launches: int) -> None:
     """With a label for each edge type there were 718 operators and 69 launches, by this counter."""
@@ -102,12 +97,6 @@ def test_replays(memory_of_devices: Callable[[type[DeviceMemory]], None]) -> Non
     assert f"and {seconds * 1e3:.1f} ms." in page
 
 
-def test_without_warp_a_draw_is_still_one_draw() -> None:
-    found = _per_batch("torch")
-    assert "launches" not in found
-    assert found["draws"] == EXPANDED
-
-
 def _of_a_rank(rank: int, size: int, folder: Path) -> None:
     if rank == 0:
         partition_graph(graph(), size, folder / "parts")
@@ -132,8 +121,10 @@ def test_partitions_on_several_devices(size: int, tmp_path: Path) -> None:
     ranks.mkdir()
     run_ranks(_of_a_rank, tmp_path, world_size=size, tmp_path=ranks, timeout=300)
     wanted = {
-        "own": {"operators": 551, "launches": 35, "waits": 6, "meetings": 9, "swaps": 12},
-        "all": {"operators": 158, "launches": 35, "waits": 3, "meetings": 3, "swaps": 6},
+        "own": {"operators": 551, "launches": 35, "waits": 6, "meetings": 9, "swaps": 12}
+        | {"numbers": 14_300},  # 23,200 with those for places of no node
+        "all": {"operators": 158, "launches": 35, "waits": 3, "meetings": 3, "swaps": 6}
+        | {"numbers": 7_500},
     }
     for edges, limits in wanted.items():
         for rank in range(size):
