@@ -22,7 +22,6 @@ from gigl_loader.dataset.one_or_by_type import (
 from gigl_loader.dataset.partition.adjacency import edges_of, weights_as_given
 from gigl_loader.dataset.partition.build import owned_ids
 from gigl_loader.dataset.partition.checks import count_not_numbers
-from gigl_loader.runtime.plain_values import check_count
 from gigl_loader.dataset.partition.frames import FRAME, is_of_frame
 from gigl_loader.dataset.partition.partition_view import PartitionView, Rows
 from gigl_loader.dataset.schema import (
@@ -45,6 +44,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.summary import summary_of
 from gigl_loader.errors import ConfigError, UsageError, warn_user
 from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.plain_values import check_count
 
 # Minutes of a disk, not hours.
 _MOST_BYTES, _ROWS_AT_A_TIME = 4 << 30, 1 << 16

@@ -67,10 +67,10 @@ from gigl_loader.errors import (
     UsageError,
     WrongTypeError,
 )
-from gigl_loader.runtime.plain_values import check_flag
 from gigl_loader.runtime import glt_classes
 from gigl_loader.runtime.glt_classes import Feature, Graph
 from gigl_loader.runtime.keyword_names import with_known_names
+from gigl_loader.runtime.plain_values import check_flag
 from gigl_loader.runtime.progress import showing
 
 

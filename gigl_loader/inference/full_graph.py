@@ -28,8 +28,7 @@ from torch.overrides import TorchFunctionMode
 from gigl_loader.batch.collate import Batch
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.schema import NodeType
-from gigl_loader.errors import ConfigError, WrongTypeError
-from gigl_loader.runtime.plain_values import check_flag
+from gigl_loader.errors import ConfigError
 from gigl_loader.inference.local_graph import EdgePlan, Level, LocalGraph, local_graph
 from gigl_loader.inference.modules import (
     SEVERAL_HOPS,
@@ -40,6 +39,7 @@ from gigl_loader.inference.modules import (
     units,
 )
 from gigl_loader.inference.sequential import SequentialAggregation
+from gigl_loader.runtime.plain_values import check_flag
 from gigl_loader.runtime.ranks.collectives import RankExchange, check_same_options
 
 logger = logging.getLogger(__name__)

@@ -37,7 +37,6 @@ from gigl_loader.dataset.format.directory import (
 from gigl_loader.dataset.format.mapped import ROOT_FILE
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError, explained_limits, needed
-from gigl_loader.runtime.plain_values import check_flag
 from gigl_loader.partitioning.metis import check_communities
 from gigl_loader.partitioning.tables.spec import (
     METHODS,
@@ -53,6 +52,7 @@ from gigl_loader.partitioning.tables.spec import (
     read_graph,
 )
 from gigl_loader.runtime.object_storage.object_folder import is_url, shown_url
+from gigl_loader.runtime.plain_values import check_flag
 from gigl_loader.runtime.sizes import parse_size
 
 _log = logging.getLogger(__name__)

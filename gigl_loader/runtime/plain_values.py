@@ -6,7 +6,7 @@ from gigl_loader.errors import ConfigError, WrongTypeError
 
 
 def check_count(value: Any, where: str, least: int = 1, most: int | None = None) -> None:
-    """Raise `ConfigError` unless ``value`` is an integer of at least ``least``, at most ``most``."""
+    """Raise `ConfigError` unless ``value`` is an integer from ``least`` to ``most``."""
     # for isinstance(), True is an int
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if not is_int or value < least or (most is not None and value > most):

@@ -169,9 +169,13 @@ class PPRSamplerOptions:
         if not 0 < self.eps < math.inf:
             raise ConfigError(f"PPRSamplerOptions.eps must be > 0, got {self.eps!r}")
         check_count(self.max_ppr_nodes, "PPRSamplerOptions.max_ppr_nodes", most=_MOST)
-        check_count(self.num_neighbors_per_hop, "PPRSamplerOptions.num_neighbors_per_hop", most=_MOST)
+        check_count(
+            self.num_neighbors_per_hop, "PPRSamplerOptions.num_neighbors_per_hop", most=_MOST
+        )
         if self.max_fetch_iterations is not None:
-            check_count(self.max_fetch_iterations, "PPRSamplerOptions.max_fetch_iterations", most=_MOST)
+            check_count(
+                self.max_fetch_iterations, "PPRSamplerOptions.max_fetch_iterations", most=_MOST
+            )
         _check_channels(self.typed_channel_ratios)
 
     @property

@@ -23,8 +23,8 @@ from gigl_loader.runtime.glt_classes import (
     SamplingType,
 )
 from gigl_loader.runtime.memory.pinned import PinMemoryError, PinnedRange
-from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.runtime.plain_values import check_count
+from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.sampler.options import PPRSamplerOptions, SamplerOptions
 from gigl_loader.sources.remote_interface import RemoteDataset, server_worker_options
 from gigl_loader.sources.sampling_checks import check_workers, checked_fanout

@@ -27,8 +27,8 @@ from gigl_loader.loader.seeds.seed_groups import GroupSource, SeedGroups
 from gigl_loader.loader.seeds.seed_input import TimeInput, is_by_seed
 from gigl_loader.loader.seeds.world import check_shard
 from gigl_loader.runtime.glt_classes import SamplingConfig
-from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.runtime.plain_values import check_count, check_flag
+from gigl_loader.runtime.sizes import parse_size
 from gigl_loader.sampler.options import (
     DEFAULT_GROUPS_PER_BATCH,
     DEFAULT_MAX_RESTARTS,
