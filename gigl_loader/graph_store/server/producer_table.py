@@ -8,13 +8,13 @@ import importlib
 import inspect
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, ProtocolError, UsageError, first_line
 from gigl_loader.graph_store.server.client_ids import JobId, Visitor, scope_of
+from gigl_loader.graph_store.server.latest import Latest
 from gigl_loader.graph_store.server.shared_producer import SharedProducer
 from gigl_loader.graph_store.wire.membership import MOST_RANKS
 from gigl_loader.graph_store.wire.requests import NOBODY, ProducerRequest, Runs
@@ -67,9 +67,9 @@ class ProducerTable:
         self._lock = threading.Lock()
         self._entries: dict[int, ProducerEntry] = {}
         self._by_key: dict[tuple[Hashable, str], int] = {}
-        self._by_request: OrderedDict[tuple[Hashable, str], ProducerEntry] = OrderedDict()
-        self._over: dict[int, None] = {}
-        """Numbers of producers that are over, the oldest first."""
+        self._by_request = Latest[tuple[Hashable, str], ProducerEntry](_MOST_REQUESTS)
+        self._over = Latest[int, None](_MOST_OVER)
+        """Numbers of producers that are over."""
         self.asked = 0
         """How often producers were requested; repeated requests do not count."""
         self.closed = False
@@ -172,8 +172,6 @@ class ProducerTable:
     def _remember(self, request: tuple[Hashable, str], entry: ProducerEntry) -> None:
         self._by_request[request] = entry
         entry.requests.append(request)
-        while len(self._by_request) > _MOST_REQUESTS:
-            self._by_request.popitem(last=False)
 
     def forget(self, number: int) -> ProducerEntry | None:
         """Remove a slot; return None if that was done already.
@@ -184,8 +182,6 @@ class ProducerTable:
             # even if it never started: then the error says that it was destroyed, not
             # that it never existed
             self._over[number] = None
-            if len(self._over) > _MOST_OVER:
-                del self._over[next(iter(self._over))]
             # later requests with the key get a new producer, not one that is ending
             self._by_key = {k: v for k, v in self._by_key.items() if v != number}
             entry = self._entries.pop(number, None)
