@@ -3,7 +3,8 @@
 from collections import OrderedDict
 from typing import TypeVar
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Latest(OrderedDict[K, V]):
