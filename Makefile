@@ -81,7 +81,7 @@ lint:
 define CHECKED_AND_TESTED
 @$(TESTED) true
 @($(LINT)) & lint=$$!; failed=0; \
-$(TESTED) python -m pytest -n 6 $(1) $(ARGS) || failed=$$?; \
+$(TESTED) python -m pytest -n 4 $(1) $(ARGS) || failed=$$?; \
 wait $$lint || { echo "lint or types failed: see above, or run make lint" >&2; failed=1; }; \
 exit $$failed
 endef
@@ -93,21 +93,21 @@ test-all:
 	$(call CHECKED_AND_TESTED,--hypothesis-profile=all)
 
 test-tls:
-	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 6 tests/graph_store tests/loader/link tests/loader $(ARGS)
+	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 4 tests/graph_store tests/loader/link tests/loader $(ARGS)
 
 test-modern:
-	$(MODERN) python -m pytest -n 6 $(ARGS)
+	$(MODERN) python -m pytest -n 4 $(ARGS)
 
 test-native:
 	$(NATIVE) python -c 'from gigl_loader.runtime import glt_classes; assert glt_classes.native_available'
-	$(NATIVE) python -m pytest -n 6 $(ARGS)
+	$(NATIVE) python -m pytest -n 4 $(ARGS)
 
 test-oldest:
-	$(OLDEST) python -m pytest -n 6 $(SEAMS) $(ARGS)
+	$(OLDEST) python -m pytest -n 4 $(SEAMS) $(ARGS)
 
 coverage:
 	$(TESTED) coverage erase
-	$(TESTED) coverage run -m pytest -n 6 $(ARGS)
+	$(TESTED) coverage run -m pytest -n 4 $(ARGS)
 	$(TESTED) coverage combine -q
 	$(TESTED) coverage html -q -d out/coverage
 	$(TESTED) coverage report

@@ -140,10 +140,15 @@ def extract_edge_type_metadata(
 def with_ppr_outputs(data: Any, metadata: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return a batch with the edges that GiGL's PPR sampler sends, and the rest of the metadata.
 
+    For the `_collate_fn` of a subclass, as in GiGL; nothing here calls it. Messages of our own
+    samplers have no such metadata, as their edges are edges of the message: the batch comes back as
+    it was.
+
     Args:
         data: A batch.
-        metadata: By GiGL's names: ``edge_index`` and ``edge_attr`` of a homogeneous graph;
-            ``ppr_edge_index.`` and ``ppr_weight.`` with the text of an edge type.
+        metadata: Values of the message without ``#META.``, by GiGL's names: ``edge_index`` and
+            ``edge_attr`` of a homogeneous graph; ``ppr_edge_index.`` and ``ppr_weight.`` with the
+            text of an edge type.
     """
     found, rest = extract_edge_type_metadata(metadata, (_PPR_EDGES, _PPR_WEIGHTS))
     made, weights = found.values()
@@ -196,12 +201,8 @@ class GLTMessage(dict[str, Any]):
         for one in self._names.glt(name):
             super().__delitem__(one)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a value, or ``default``."""
-        try:
-            return self[name]
-        except KeyError:
-            return default
+    # those of a dict would not ask `__missing__`
+    get = Mapping.get  # type: ignore[assignment]  # its values have no type here
 
     def pop(self, name: str, *default: Any) -> Any:
         """Remove a value and return it."""

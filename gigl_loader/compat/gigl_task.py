@@ -317,18 +317,16 @@ class _HashSplitter:
         hashes = {name: _hashed(ids) for name, ids in own.items() if ids.numel()}
         extent = {name: (int(h.min()), int(h.max())) for name, h in hashes.items()}
         everyone = RankExchange().gather(extent, dict[str, tuple[int, int]])
-        extents: dict[str, list[tuple[int, int]]] = {}
-        for name, one in ((name, one) for ranges in everyone for name, one in ranges.items()):
-            extents.setdefault(name, []).append(one)
-        if not extents:
+        names = dict.fromkeys(name for extents in everyone for name in extents)
+        if not names:
             raise ConfigError(
                 f"the task has no positive labels of {self._supervision}: its preprocessed "
                 "metadata need positiveEdgeInfo for training"
             )
         nothing = torch.empty(0, dtype=torch.int64, device="cpu")
         return {
-            name: self._cut(own.get(name, nothing), min(all_)[0], max(last for _, last in all_))
-            for name, all_ in extents.items()
+            name: self._cut(own.get(name, nothing), [one[name] for one in everyone if name in one])
+            for name in names
         }
 
     def _anchors(self, edges: dict[EdgeType, Tensor]) -> dict[NodeType, Tensor]:
@@ -343,8 +341,9 @@ class _HashSplitter:
                 found.setdefault(name[0], []).append(edges[stored][expanded_end(self._edge_dir)])
         return {name: torch.cat(ids).unique() for name, ids in found.items()}
 
-    def _cut(self, own: Tensor, least: int, largest: int) -> _Ids:
-        share = (_hashed(own) - least).to(torch.float32) / float(largest)
+    def _cut(self, own: Tensor, extents: list[tuple[int, int]]) -> _Ids:
+        lowest, highest = zip(*extents, strict=True)
+        share = (_hashed(own) - min(lowest)).to(torch.float32) / float(max(highest))
         test = share >= 1 - self._test
         val = (share >= 1 - self._test - self._val) & ~test
         return own[~test & ~val], own[val], own[test]

@@ -1,6 +1,5 @@
 """GiGL's arguments of a dataset that is made of parts, and its splitters."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +15,8 @@ from gigl_loader.dataset.schema import (
     EdgeDir,
     NodeType,
 )
-from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.errors import ConfigError
+from gigl_loader.runtime.keyword_names import unknown_keyword
 from gigl_loader.runtime.memory.tensors import share_tensor
 
 _LABELS = (
@@ -53,9 +53,7 @@ def check_parts(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """
     for name, value in given.items():
         if name not in OF_GIGL:
-            similar = difflib.get_close_matches(name, known, n=1)
-            advice = f"did you mean {similar[0]!r}?" if similar else f"there are {list(known)}"
-            raise WrongTypeError(f"DistDataset() got an unexpected argument {name!r}; {advice}")
+            raise unknown_keyword("DistDataset", name, known)
         if value is not None:
             raise ConfigError(f"DistDataset(..., {name}=) has no use here: {OF_GIGL[name]}")
 

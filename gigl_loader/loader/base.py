@@ -219,7 +219,9 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         self._recorders = self._stats.recorders
         self._given_options = source_options
         self._is_open = False  # a hook sets the source, and opens it
-        self._glt_names = self._names_of_messages()
+        types = dataset_schema.edge_types
+        node_types = None if types is None else self._node_types
+        self._glt_names = GLTNames(node_types, self._etype_str_to_rev, types or (), self.edge_dir)
         self._one_at_once = threading.Lock()  # a source has one such batch under way
         self._shutdowned = False
         # Before workers start: an interpreter that ends during their start has to stop them, too.
@@ -397,6 +399,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
 
     def _use(self, source: BatchSource) -> None:
         self._source, self._epochs, self._is_open = source, Epochs(source), True
+        self._is_of_others = isinstance(source, ProducerSource)
         self._input_len = source.input_len
         # Now: a state is often saved because a server was lost, which then could not be asked.
         self._graph = graph_text(self._given_dataset)
@@ -679,12 +682,6 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             return batch
         return returned(self._transform(batch), "transform=", self._transform, "the batch")
 
-    def _names_of_messages(self) -> GLTNames:
-        known = self._dataset_schema.edge_types
-        if known is None:
-            return GLTNames(None, {})
-        return GLTNames(self._node_types, self._etype_str_to_rev, known, self.edge_dir)
-
     def _own_message(self, msg: Mapping[str, Any]) -> SampleMessage:
         """Return a message by our keys."""
         of_nodes = self.sampling_type is SamplingType.NODE
@@ -693,11 +690,6 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         return own_message(
             msg, self._glt_names, seed_type, batch_size, may_lack_types=self._is_of_others
         )
-
-    @property
-    def _is_of_others(self) -> bool:
-        """Whether a producer of another family sends the messages."""
-        return isinstance(self._source, ProducerSource)
 
     def _own_attributes(self) -> tuple[str, ...]:
         """Return attributes that batches of this kind of loader have, besides those of all."""
@@ -723,23 +715,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             self._stats.tokens += batch.tokens.num_tokens
         return batch
 
-    def _apply_ppr_outputs(
-        self, data: Data | HeteroData, metadata: dict[str, Any]
-    ) -> tuple[Data | HeteroData, dict[str, Any]]:
-        """Put the edges that GiGL's PPR sampler sends as metadata into a batch.
-
-        For the `_collate_fn` of a subclass, as in GiGL; nothing here calls it. Messages of our own
-        samplers have no such metadata, as their edges are edges of the message: the batch comes
-        back as it was.
-
-        Args:
-            data: A batch.
-            metadata: Values of the message, without ``#META.``.
-
-        Returns:
-            The batch, and the rest of the metadata.
-        """
-        return with_ppr_outputs(data, metadata)
+    _apply_ppr_outputs = staticmethod(with_ppr_outputs)
 
     # -- end ------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Builds the parts of a loader from the user's arguments; see `LoaderOptions`."""
 
+import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -45,11 +46,7 @@ from gigl_loader.runtime.glt_classes import (
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
 )
-from gigl_loader.runtime.ranks.collectives import (
-    COULD_NOT_BUILD,
-    end_group,
-    report_failure_to_ranks,
-)
+from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.sampler.neighbor import NEIGHBOR_KIND
 from gigl_loader.sampler.sampler_kinds import SamplerKind
 from gigl_loader.sources.batch_source import BatchSource
@@ -87,15 +84,12 @@ class Steps:
     store: StoreInput
     kind: str
     """Name of the loader's class."""
-    name: str = ""
-    """Of the loader on a graph store: the same on all ranks, and no other loader's."""
-    shared_by: str | None = None
+    worker_key: str = ""
+    """Of the producers of a graph store: no other loader's, and the same on ranks that share."""
     device: torch.device | None = None
     """Of the batches; None: as the options say."""
     made: dict[str, Any] | None = None
     """Arguments of `BaseDistLoader`; None: no hook of ours has been called."""
-    given: LoaderOptions | None = None
-    """The options, with the sampler."""
     has_told: bool = False
     """Whether this rank took part in the exchange of inputs, or sent its error there."""
 
@@ -212,7 +206,8 @@ def start_loader(
         if is_remote(dataset):
             # Ranks build their loaders in the same order, so a running number names the same
             # loader on all: servers tell producers apart by it.
-            steps.name, steps.shared_by = f"{kind} {next(_numbers[kind])}", loader.shared_by
+            whose = loader.shared_by or f"rank {runtime.rank}"
+            steps.worker_key = f"{kind} {next(_numbers[kind])} {whose}"
             arguments = _set_up_on_servers(loader, dataset, steps, input_nodes)
             seeds = sum(map(len, arguments["sampler_input"]))
             log_start(kind, remote_seeds(arguments["sampler_input"]), seeds, seeds)
@@ -256,13 +251,13 @@ def _set_up_here(
             channel_size=options.channel_size,
             num_cpu_threads=options.num_cpu_threads,
         )
-        _check_parts(loader, "_setup_for_colocated", found)
-        if steps.made is None:  # the hook made them itself, and its input is a share already
-            own = found[0], loader._sampler_of(found[0])
-            steps.made = _colocated_arguments(steps, dataset, lambda _: own, is_share=True)
-        made = _with_parts(steps, found)
+
+        def make_own(*own: Any) -> dict[str, Any]:
+            return _colocated_arguments(steps, dataset, lambda _: own, is_share=True)
+
+        made = _with_parts(loader, "_setup_for_colocated", found, make_own)
         data = made["dataset"]
-        make = source_maker(made["worker_options"], steps.given or options, made["device"], data)
+        make = source_maker(made["worker_options"], steps.options, made["device"], data)
         made["producer"] = make(
             data,
             made["sampler_input"],
@@ -271,11 +266,8 @@ def _set_up_here(
             source_options=made["source_options"],
         )
     except Exception:
-        if steps.has_told and steps.made is None:  # all ranks know of the error by that exchange
-            raise
-        # the others wait for this rank, at the exchange of inputs or at that of their steps
-        told = report_failure_to_ranks(COULD_NOT_BUILD) if steps.has_told else error_sent_to_ranks()
-        with told:
+        # the others wait for this rank's input; of later errors `with_keywords` tells them
+        with contextlib.nullcontext() if steps.has_told else error_sent_to_ranks():
             raise
     return made
 
@@ -294,27 +286,31 @@ def _set_up_on_servers(
         prefetch_size=options.batches_ahead,
         channel_size=options.channel_size,
     )
-    _check_parts(loader, "_setup_for_graph_store", found)
-    if steps.made is None:
-        sampler = loader._sampler_of(found[0])
-        steps.made = remote_arguments(steps, dataset, list(found[0]), sampler)
-    return _with_parts(steps, found)
+    make_own = partial(remote_arguments, steps, dataset)
+    return _with_parts(loader, "_setup_for_graph_store", found, make_own)
 
 
-def _check_parts(loader: LoaderInSteps, hook: str, found: Any) -> None:
+def _with_parts(
+    loader: LoaderInSteps, hook: str, found: Any, make_own: Callable[..., dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the arguments, with the parts that a hook returned.
+
+    Args:
+        loader: The loader, not initialised yet.
+        hook: Name of the hook.
+        found: What it returned.
+        make_own: Returns the arguments for an input that the hook made without ours, which is this
+            process's alone, and its sampler.
+    """
     # GiGL's later hook returns the key of a backend, too
     if not isinstance(found, tuple) or len(found) not in (3, 4):
         raise WrongTypeError(
             f"{type(loader).__name__}.{hook} has to return (sampler_input, worker_options, "
             f"dataset_schema), as super().{hook}(...) does; got {type(found).__name__}"
         )
-
-
-def _with_parts(steps: Steps, found: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the arguments, with the parts that a hook returned."""
-    made = steps.made
-    assert made is not None
+    steps = loader._steps
     sampler_input, worker_options, schema = found[:3]
+    made = steps.made or make_own(sampler_input, loader._sampler_of(sampler_input))
     for old, new in zip(_listed(made["sampler_input"]), _listed(sampler_input), strict=True):
         lost = set(_columns(old)) - set(_columns(new))
         if lost and len(new):
@@ -355,7 +351,7 @@ def _colocated_arguments(
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given an invalid value.
     """
-    steps.has_told, steps.made = True, None
+    steps.has_told = True
     options, runtime = steps.options, steps.runtime
     with error_sent_to_ranks():
         data, whole, sampler, config = _check_colocated(dataset, options, make_input)
@@ -401,7 +397,6 @@ def _colocated_arguments(
     if device.type == "cpu" and given.num_cpu_threads is not None:
         torch.set_num_threads(given.num_cpu_threads)
     join_worker_group(runtime.rank, runtime.world_size)
-    steps.given = given
     return {
         "dataset": data,
         "sampler_input": sampler_input,
@@ -524,7 +519,7 @@ def remote_arguments(
         groups.add_to(inputs, dataset, given.groups_per_batch)
     worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
-        worker_key=f"{steps.name} {steps.shared_by or f'rank {runtime.rank}'}",
+        worker_key=steps.worker_key,
         num_workers=given.num_workers,
         worker_concurrency=given.worker_concurrency,
         channel_size=given.channel_size,
@@ -539,7 +534,6 @@ def remote_arguments(
         "device": given.batch_device(runtime.local_rank),
         "source_options": given.source_options(),
         "worker_options": worker_options,
-        "producer": remote_source().create_producer,
         "sampler_options": given.sampler_options,
         "padding": make_padding(
             options,

@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -20,12 +20,7 @@ def with_known_names(function: F) -> F:
     def checked(*args: Any, **given: Any) -> Any:
         for name in given:
             if name not in names:
-                similar = difflib.get_close_matches(name, names, n=1)
-                advice = f"did you mean {similar[0]!r}?" if similar else f"there are {_list(names)}"
-                raise WrongTypeError(
-                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}; "
-                    f"{advice}"
-                )
+                raise unknown_keyword(function.__qualname__, name, names)
         return function(*args, **given)
 
     return checked  # type: ignore[return-value]  # `wraps` keeps its signature
@@ -38,5 +33,9 @@ def with_known_fields(kind: L) -> L:
     return kind
 
 
-def _list(names: Any) -> str:
-    return ", ".join(name for name in names if name not in ("self", "cls"))
+def unknown_keyword(function: str, name: str, known: Iterable[str]) -> WrongTypeError:
+    """Return the error for a keyword that ``function`` does not have, of those that it has."""
+    names = [one for one in known if one not in ("self", "cls")]
+    similar = difflib.get_close_matches(name, names, n=1)
+    advice = f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(names)}"
+    return WrongTypeError(f"{function}() got an unexpected keyword argument {name!r}; {advice}")

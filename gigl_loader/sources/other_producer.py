@@ -21,6 +21,7 @@ import math
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -114,8 +115,8 @@ class ProducerSource:
         """Of each input."""
         self.num_batches = sum(self._batches)
         self._takes_timeout = "timeout_ms" in inspect.signature(self.channel.recv).parameters
-        self._awaited: queue.SimpleQueue[Any] | None = None
-        """Where a thread puts what a call returns or raises; None: nobody waits in it."""
+        self._awaited: Future[Any] | None = None
+        """What a call in a thread will return or raise; None: nobody waits in one."""
         self._tickets: list[BatchTicket] = []
         """Of the batches of the epoch that were not handed out, the next one last."""
         self._num_sent = 0
@@ -146,7 +147,7 @@ class ProducerSource:
         # in a thread: graphlearn-torch's waits for ever for a process that ended
         start = partial(self._in_thread, "start", self._producer.init)
         timeout_s = self.source_options.timeout_s
-        self._watched(start, timeout_s, lambda: f".init() took more than {timeout_s:.1f} s")
+        self._watched(start, timeout_s, f".init() took more than {timeout_s:.1f} s")
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -201,22 +202,17 @@ class ProducerSource:
         return Received(self._tickets.pop(), message, {})
 
     def _next_message(self, timeout_s: float) -> Any:
-        message = self._watched(
-            self._recv,
-            timeout_s,
-            lambda: (
-                f" sent no message for {timeout_s:.1f} s; {self._counted()}. If a batch really "
-                "takes that long, raise `timeout`"
-            ),
+        overdue = (
+            f" sent no message for {timeout_s:.1f} s; {self._counted()}. If a batch really takes "
+            "that long, raise `timeout`"
         )
+        message = self._watched(self._recv, timeout_s, overdue)
         self._num_sent -= 1
         raise_sampling_error(message, f"a sampler of {self.name}")
         return message
 
-    def _watched(
-        self, take: Callable[[float], Any], timeout_s: float, overdue: Callable[[], str]
-    ) -> Any:
-        """Return what ``take`` returns, which is given seconds, and looks at the producer."""
+    def _watched(self, take: Callable[[float], Any], timeout_s: float, overdue: str) -> Any:
+        """Return what ``take`` returns, which is given seconds, and look at the producer."""
         deadline = time.monotonic() + timeout_s
         while True:
             # Before a last look at the channel: what was sent before the end is there by then.
@@ -228,7 +224,7 @@ class ProducerSource:
             if lost is not None:
                 raise lost
             if left_s == 0.0:
-                raise PeerTimeoutError(f"{self.name}{overdue()}")
+                raise PeerTimeoutError(f"{self.name}{overdue}")
 
     def _counted(self) -> str:
         if not self._num_sent:
@@ -258,10 +254,10 @@ class ProducerSource:
             raise PeerError(
                 f"the channel of {self.name} ended before its epoch did: {self._counted()}"
             ) from None
+        except (TimeoutError, queue.Empty):
+            return _NOTHING
         except Exception as error:
-            # graphlearn-torch's own class of a timeout is in its native library alone
-            if isinstance(error, TimeoutError | queue.Empty):
-                return _NOTHING
+            # graphlearn-torch's own class of a timeout, which is in its native library alone
             if type(error).__name__ == "QueueTimeoutError":
                 return _NOTHING
             raise
@@ -272,17 +268,12 @@ class ProducerSource:
         The next call looks at that thread again.
         """
         if self._awaited is None:
-            self._awaited = queue.SimpleQueue()
-            # what it raises is handed over
-            start_aside(f"{what} of {self.name}", _receive, function, self._awaited)
-        try:
-            result, error = self._awaited.get(timeout=timeout_s)
-        except queue.Empty:
+            self._awaited = Future()
+            start_aside(f"{what} of {self.name}", _fulfil, self._awaited, function)
+        if not wait([self._awaited], timeout_s).done:
             return _NOTHING
-        self._awaited = None
-        if error is not None:
-            raise error
-        return result
+        awaited, self._awaited = self._awaited, None
+        return awaited.result()
 
     def ready(self) -> bool:
         """Return whether the epoch is over: a channel does not say whether it has a message."""
@@ -307,8 +298,8 @@ class ProducerSource:
             self._producer.shutdown()
 
 
-def _receive(function: Callable[[], Any], answer: "queue.SimpleQueue[Any]") -> None:
+def _fulfil(answer: "Future[Any]", function: Callable[[], Any]) -> None:
     try:
-        answer.put((function(), None))
+        answer.set_result(function())
     except BaseException as error:  # the thread that waits raises it
-        answer.put((None, error))
+        answer.set_exception(error)

@@ -54,7 +54,7 @@ class Processes:
     def join(
         self,
         processes: Sequence[ForkedProcess],
-        timeout_s: float = 200.0,
+        timeout_s: float = 400.0,
         *,
         in_all: bool = False,
         may_die: Collection[ForkedProcess] = (),
@@ -129,7 +129,7 @@ def run_ranks(
     *args: Any,
     world_size: int,
     tmp_path: Path,
-    timeout: float = 200.0,
+    timeout: float = 400.0,
     may_die: Collection[int] = (),
 ) -> None:
     """Call ``fn(rank, world_size, *args)`` on the ranks of a gloo group; no port is used.
@@ -231,8 +231,8 @@ def worker_pid(loader: "BaseDistLoader", number: int = 0, *, former: int | None 
 
 
 _HOST = "127.0.0.1"
-# below the 200 s after which processes are killed: the waiting one names its condition
-_JOIN_TIMEOUT_S = 150.0
+# below the 400 s after which processes are killed: the waiting one names its condition
+_JOIN_TIMEOUT_S = 300.0
 
 MakePartition = Callable[[int, int], DistDataset]
 
@@ -267,7 +267,7 @@ def run_cluster(
     tmp_path: Path,
     servers: int = 2,
     clients: int = 2,
-    timeout: float = 200.0,
+    timeout: float = 400.0,
     allow_samplers: Sequence[str] = (),
 ) -> None:
     """Call ``client(info, rank, *args)`` on each compute process of a cluster on this machine.

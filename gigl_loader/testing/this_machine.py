@@ -56,7 +56,7 @@ def _reserve(port: int) -> bool:
     return is_new
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = 120.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 240.0) -> None:
     """Check ``condition`` until it is true: every few milliseconds, later ten times a second.
 
     Args:

@@ -54,9 +54,9 @@ def _recipe(target: str) -> str:
 
 
 def test_what_the_targets_run() -> None:
-    assert '-m pytest -n 6 -m "not wide"' in _recipe("test")
+    assert '-m pytest -n 4 -m "not wide"' in _recipe("test")
     assert "wide" not in _recipe("test-all")
-    assert "-m pytest -n 6 --hypothesis-profile=all" in _recipe("test-all")
+    assert "-m pytest -n 4 --hypothesis-profile=all" in _recipe("test-all")
     for target in ("lint", "test", "test-all"):
         for check in ("ruff check .", "ruff format --check .", "mypy", "shellcheck .ci/in-venv"):
             assert check in _recipe(target), target

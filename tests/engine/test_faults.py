@@ -348,10 +348,10 @@ def test_the_end_of_the_trainer_is_the_end_of_its_workers(trainers, how: str) ->
         assert process.poll() is None, errors.read_text()
         return (folder / "ready").exists()
 
-    wait_until(ready, "the trainer is ready", 200.0)
+    wait_until(ready, "the trainer is ready", 400.0)
     enough = 1 if how == "early" else 3  # the supervisor; the supervisor and two workers
     wait_until(
-        lambda: len(Footprint.below(process.pid).pids) >= enough, "it has started them", 200.0
+        lambda: len(Footprint.below(process.pid).pids) >= enough, "it has started them", 400.0
     )
     # a forked child of the trainer keeps the sockets of the trainer's process group open
     seen = Footprint.below(process.pid, itself=how != "fork")

@@ -26,6 +26,6 @@ pytestmark = pytest.mark.multiprocess
 )
 def test_a_loader_that_was_interrupted_goes_on(workers: int, many: int) -> None:
     command = [sys.executable, "-m", "tests.loader.interrupted_loop", str(workers), str(many), "5"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{many} interrupts" in done.stdout

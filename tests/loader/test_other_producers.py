@@ -347,6 +347,12 @@ class Reads(DistNeighborLoader):
             assert msg.get(own) is not None
         assert msg.get("no such key", 5) == 5
         assert "no such key" not in msg
+        assert msg.pop("no such key", 6) == 6
+        with pytest.raises(KeyError):
+            msg.pop("no such key")
+        taken = msg.pop(next(iter(self.pairs)))
+        assert not any(name in msg for name in next(iter(self.pairs.items())))
+        msg[next(iter(self.pairs))] = taken
         if self.changes:
             rest[self.changes] = rest[self.changes] + 1
         return super()._collate_fn(rest)

@@ -5,6 +5,7 @@ With ``RemoteDistSamplingWorkerOptions`` the servers sample. As there, the clien
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -180,23 +181,18 @@ class DistLinkNeighborLoader(gigl_loader.DistLinkNeighborLoader):
             with_weight=with_weight,
             device=to_device,
             seed=random_seed,
-            transform=_with_rows_turned if edge_dir == "out" else _with_rows_of_one_type_turned,
+            transform=partial(_with_rows_turned, edge_dir),
             **places,
         )
 
 
-def _with_rows_of_one_type_turned(batch: Any) -> Any:
-    """Turn the rows of the seed edges of a batch, unless it has types."""
-    return batch if isinstance(batch, HeteroData) else _with_rows_turned(batch)
-
-
-def _with_rows_turned(batch: Any) -> Any:
-    """Turn the rows of the seed edges of a batch; those of a type come to its reversed type."""
+def _with_rows_turned(edge_dir: EdgeDir, batch: Any) -> Any:
+    """Turn the rows of the seed edges of a batch; with "out", those of a type to its reverse."""
     if not isinstance(batch, HeteroData):
         if "edge_label_index" in batch:  # triplets have none
             batch.edge_label_index = batch.edge_label_index.flip(0)
         return batch
-    for store in batch.edge_stores:
+    for store in batch.edge_stores if edge_dir == "out" else ():
         if "edge_label_index" in store:
             turned = batch[reverse_edge_type(store._key)]
             turned.edge_label_index = store.pop("edge_label_index").flip(0)

@@ -4,18 +4,12 @@ Each is a plain file. This one is what `compat.install` puts in the place of ano
 package with these modules and the names of `gigl_loader`.
 """
 
-from typing import Any
+from functools import partial
 
 import gigl_loader
 from gigl_loader.compat import answers
 
 __all__ = list(vars(gigl_loader)["__all__"])  # which its stub does not show
 __path__ = [*__path__, *answers.__path__]
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(gigl_loader, name)
-
-
-def __dir__() -> list[str]:
-    return dir(gigl_loader)
+__getattr__ = partial(getattr, gigl_loader)
+__dir__ = partial(dir, gigl_loader)

@@ -32,42 +32,34 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
     Raises:
         WrongTypeError: They are from both deployments, or from neither.
     """
-    # By part, whether it fits (a graph store, a colocated loader). Datasets by their methods, as
-    # GLT's own ones are accepted, too.
+    # A class is callable, too: one given in place of its object is neither.
+    makes = callable(producer) and not isinstance(producer, type) and not is_producer(producer)
+    samples = isinstance(producer, InProcessSource) or is_producer(producer)
+    own = MpDistSamplingWorkerOptions | CollocatedDistSamplingWorkerOptions
+    # Each part, and whether it fits a graph store, or a colocated loader. Datasets by their
+    # methods, as GLT's own ones are accepted, too.
     parts = {
-        "dataset": (hasattr(dataset, "fetch_node_ids"), hasattr(dataset, "partition_idx")),
+        "dataset": (dataset, hasattr(dataset, "fetch_node_ids"), hasattr(dataset, "partition_idx")),
         "sampler_input": (
+            sampler_input,
             isinstance(sampler_input, list),
             isinstance(sampler_input, NodeSamplerInput),
         ),
         "worker_options": (
+            worker_options,
             isinstance(worker_options, RemoteDistSamplingWorkerOptions),
-            isinstance(
-                worker_options, (MpDistSamplingWorkerOptions, CollocatedDistSamplingWorkerOptions)
-            ),
+            isinstance(worker_options, own),
         ),
-        "producer": (
-            # A class is callable too: one given in place of its object is neither.
-            producer is None
-            or (
-                callable(producer) and not isinstance(producer, type) and not is_producer(producer)
-            ),
-            isinstance(producer, InProcessSource) or is_producer(producer),
-        ),
+        "producer": (producer, producer is None or makes, samples),
     }
-    for column, is_remote in enumerate((True, False)):
-        if all(fits[column] for fits in parts.values()):
+    for column, is_remote in ((1, True), (2, False)):
+        if all(part[column] for part in parts.values()):
             return is_remote
     sides = {
-        name: "graph store" if remote else "colocated" if colocated else "neither"
-        for name, (remote, colocated) in parts.items()
+        name: "graph store" if fits_store else "colocated" if fits_here else "neither"
+        for name, (_, fits_store, fits_here) in parts.items()
     }
-    kinds = {
-        name: type(value).__name__
-        for name, value in zip(
-            parts, (dataset, sampler_input, worker_options, producer), strict=True
-        )
-    }
+    kinds = {name: type(value).__name__ for name, (value, *_) in parts.items()}
     raise WrongTypeError(
         "the arguments must all be of one deployment: colocated (DistDataset, NodeSamplerInput, "
         "MpDistSamplingWorkerOptions, a producer with init, produce_all, shutdown and "

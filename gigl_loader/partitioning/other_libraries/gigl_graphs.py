@@ -332,36 +332,30 @@ class _Quantised:
             features: Names of all, in the order of their columns.
             name: Of the file, for errors.
         """
-        raw: list[Array] = []
-        places: list[int] = []
-        width, quantised = 0, set(self._columns)
-        for key in features:
-            # A feature that records lack is quantised, and GiGL quantises numbers alone.
-            own = range(width, width + (values[key].shape[1] if key in values else 1))
-            width = own.stop
-            count = len(quantised.intersection(own))
-            if count == len(own):
-                continue
-            if count:
+        # A feature that records lack is quantised, and GiGL quantises numbers alone.
+        widths = [values[key].shape[1] if key in values else 1 for key in features]
+        ends, last = np.cumsum(widths), max(self._columns)
+        if last >= ends[-1]:
+            raise ConfigError(
+                f"{name} has {ends[-1]} features, quantizedFeatureIndices name column {last}"
+            )
+        is_coded = np.isin(np.arange(ends[-1]), self._columns)
+        rows = np.empty((len(values[self.key]), ends[-1]), np.float32)
+        rows[:, self._columns] = self._unpacked(values[self.key], name)
+        for key, end, width in zip(features, ends, widths, strict=True):
+            own = is_coded[end - width : end]
+            if own.any() and not own.all():
                 raise ConfigError(
-                    f"{name}: feature {key!r} has {len(own)} columns, of which "
-                    f"quantizedFeatureIndices name {count}: all or none must be quantised"
+                    f"{name}: feature {key!r} has {width} columns, of which "
+                    f"quantizedFeatureIndices name {own.sum()}: all or none must be quantised"
                 )
-            if key not in values:
+            if not own.any() and key not in values:
                 raise ConfigError(
                     f"{name}: feature {key!r} is not there, and quantizedFeatureIndices do not "
-                    f"name its column {own.start}"
+                    f"name its column {end - width}"
                 )
-            raw.append(_as_float(values[key], key, name))
-            places += own
-        if max(quantised) >= width:
-            raise ConfigError(
-                f"{name} has {width} features, quantizedFeatureIndices name column {max(quantised)}"
-            )
-        rows = np.empty((len(values[self.key]), width), np.float32)
-        rows[:, self._columns] = self._unpacked(values[self.key], name)
-        if raw:
-            rows[:, places] = np.concatenate(raw, axis=1)
+            if not own.any():
+                rows[:, end - width : end] = _as_float(values[key], key, name)
         return rows
 
     def _unpacked(self, packed: Array, name: str) -> Array:

@@ -183,9 +183,6 @@ class DistDataset(Dataset):
     """One partition of a dataset, with the partition books (the owners of nodes and edges)."""
 
     graph_caching = False
-    # set afterwards, as the parts of a dataset are: `gigl_loader.glt` has GLT's constructor
-    node_pb: Any = None
-    edge_pb: Any = None
     _node_feat_pb: Any = None
     _edge_feat_pb: Any = None
 
@@ -195,6 +192,9 @@ class DistDataset(Dataset):
         super().__init__(edge_dir=edge_dir)
         self.num_partitions = num_partitions
         self.partition_idx = partition_idx
+        # set afterwards, as the parts of a dataset are: `gigl_loader.glt` has GLT's constructor
+        self.node_pb: Any = None
+        self.edge_pb: Any = None
         self.id_filter: Callable[[Any, int], Tensor] = owned_by
         self.id_select: Callable[..., Tensor] = selected
 

@@ -149,14 +149,14 @@ def _run_on_ray(*words: str, timeout_s: float) -> Any:
     )
 
 
-@pytest.mark.timeout(900)  # some ten processes, most one after another
+@pytest.mark.timeout(1800)  # some ten processes, most one after another
 @pytest.mark.longest
 def test_a_killed_server_is_started_again_and_the_epoch_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     graph = TinyGraph.random(60, 500)
     partition_graph(graph.to_pyg(), 2, tmp_path / "graph", progress=False)
     script = Path(__file__).parent / "small_job.py"
-    done = _run_on_ray(str(script), str(tmp_path), timeout_s=850)
+    done = _run_on_ray(str(script), str(tmp_path), timeout_s=1700)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]
     told = json.loads((tmp_path / "told").read_text())
     with DistNeighborLoader(
@@ -198,11 +198,11 @@ def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:
 
 
 @pytest.mark.wide  # the trainer is Ray's
-@pytest.mark.timeout(900)  # some thirty processes, most one after another
+@pytest.mark.timeout(1800)  # some thirty processes, most one after another
 @pytest.mark.longest
 def test_a_job_survives_and_goes_on_with_fewer_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray.train", reason="needs ray[train], which the ray extra installs")
-    done = _run_on_ray(str(DEMO), "--epochs=2", f"--notes={tmp_path}", "--verbose", timeout_s=850)
+    done = _run_on_ray(str(DEMO), "--epochs=2", f"--notes={tmp_path}", "--verbose", timeout_s=1700)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]
     assert "killing storage server 0" in done.stdout
     assert "storage server 0 was started again" in done.stderr

@@ -60,6 +60,10 @@ def test_one_capture_serves_all_batches_with_as_many_roots() -> None:
     # all but the first batch, and the last one of each epoch, of two seeds
     assert replays.num_replayed == 2 * 11 - 1 - 2
     assert TapedMemory.num_launches > 30
+    grown = replays._captured[1]
+    copied = (grown._ends, grown._edges, grown._order)
+    # of each place both labels and its edge are int64, and its order is int32: 32 bytes before
+    assert sum(part.nbytes for part in copied) == 28 * grown._edges.numel() + 4
 
 
 def test_a_capture_that_fails_leaves_launches(
