@@ -19,6 +19,7 @@ from gigl_loader.graph_store.server.shared_producer import SharedProducer
 from gigl_loader.graph_store.wire.membership import MOST_RANKS
 from gigl_loader.graph_store.wire.requests import NOBODY, ProducerRequest, Runs
 from gigl_loader.runtime.sizes import size_in_words
+from gigl_loader.runtime.transport.failures import short_copy
 from gigl_loader.sampler.options import CustomSamplerOptions, FeatureStoreOptions
 
 _MOST_REQUESTS = 4096
@@ -42,8 +43,6 @@ class ProducerEntry:
     shared: SharedProducer | None = None
     error: GiglLoaderError | None = None
     """Why it did not start: a copy, which holds no frames and so none of the request's seeds."""
-    requests: list[tuple[Hashable, str]] = field(default_factory=list)
-    """The requests that got this slot."""
     nbytes: int = 0
     """Bytes of batches that its consumers may have on this server."""
     scope: Hashable = None
@@ -114,7 +113,7 @@ class ProducerTable:
             # a client that joins a key may repeat its request: it must get this slot, not a later
             # producer of the key
             if request_id:
-                self._remember(request, entry)
+                self._by_request[request] = entry
             if known is not None:
                 return entry, False
             self._entries[entry.id] = entry
@@ -169,10 +168,6 @@ class ProducerTable:
             name = secrets.token_hex(16)
         return number
 
-    def _remember(self, request: tuple[Hashable, str], entry: ProducerEntry) -> None:
-        self._by_request[request] = entry
-        entry.requests.append(request)
-
     def forget(self, number: int) -> ProducerEntry | None:
         """Remove a slot; return None if that was done already.
 
@@ -186,9 +181,10 @@ class ProducerTable:
             self._by_key = {k: v for k, v in self._by_key.items() if v != number}
             entry = self._entries.pop(number, None)
             if entry is not None:
-                ended = replace(entry, shared=None)
-                for request in entry.requests:
-                    if request in self._by_request:
+                error = None if entry.error is None else short_copy(entry.error)
+                ended = replace(entry, shared=None, error=error)
+                for request, one in list(self._by_request.items()):
+                    if one is entry:
                         self._by_request[request] = ended
             return entry
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from gigl_loader.dataset.partition.frames import Frames
 from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, EdgeType, FeatureInfo, NodeType
 from gigl_loader.errors import ConfigError, ProtocolError
+from gigl_loader.runtime.decoding import Name
 from gigl_loader.runtime.glt_classes import (
     NodeSamplerInput,
     RangePartitionBook,
@@ -179,7 +180,7 @@ class WorkerOptionsMessage:
     rpc_timeout: float
     buffer_size: int
     prefetch_size: int
-    worker_key: str | None
+    worker_key: Name | None
 
     @classmethod
     def of(cls, value: RemoteDistSamplingWorkerOptions) -> "WorkerOptionsMessage":
