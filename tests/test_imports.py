@@ -45,7 +45,7 @@ FACES = {
         "certs": "make_folder token",
         # a message as bytes; a failure as a message
         "codec": "ARRAY_EXTENSION Array decode encode read_header",
-        "failures": "Failure describe fresh_copy one_line rebuild",
+        "failures": "Failure describe fresh_copy one_line rebuild short_copy",
         # what stands in for a listener; a page of metrics; a port that is asked for
         "listener": "random_incarnation",
         "pages": "Pages",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.runtime.decoding import Name
 from gigl_loader.runtime.digests import DIGEST_BYTES
 from gigl_loader.runtime.memory.segments import Array
 
@@ -29,10 +30,10 @@ class GraphIdentity:
     data in this process: see ``identity_of``.
     """
 
-    run: str
+    run: Name
     """The cut of the graph: for a directory the run that wrote it, else a digest of types, counts
     and partition books."""
-    digest: str
+    digest: Name
     """Digest of the contents of all partitions: for a directory, of its manifest with the digests
     of all files; else of the tensors that every partition's process holds; empty: of none."""
 

@@ -24,6 +24,7 @@ from gigl_loader.graph_store.wire.membership import MAX_JOBS, PATIENCE_S
 from gigl_loader.runtime.command_line import verb_parser
 from gigl_loader.runtime.logs import showing_where
 from gigl_loader.runtime.object_storage.command_options import add_cache
+from gigl_loader.runtime.system import use_one_heap
 from gigl_loader.runtime.transport import sockets
 from gigl_loader.sampler.options import DEFAULT_RECONNECT_S
 
@@ -206,6 +207,7 @@ def serve(args: argparse.Namespace) -> int:
     from gigl_loader.graph_store.server.storage_process import init_storage_process
     from gigl_loader.graph_store.wire.graph_store_info import info_of_servers
 
+    use_one_heap()  # before the first thread of a connection
     started = time.monotonic()
     # loaded before anything listens: clients wait for a server that does not respond yet, and say
     # so

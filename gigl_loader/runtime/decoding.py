@@ -1,11 +1,15 @@
 """Types that msgspec decodes into: it may analyse a class in one thread at a time."""
 
 import threading
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+MOST_OF_NAME = 255
+"""Most characters of a name, as of a host."""
+Name = Annotated[str, msgspec.Meta(max_length=MOST_OF_NAME)]
+"""Text of another process that this one keeps, or writes into its log."""
 
 _analysed: set[Any] = set()
 _analysing = threading.Lock()

@@ -1,6 +1,7 @@
 """Kernel data on this machine and its processes (CPUs, memory, states, leftovers), and signals."""
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ _LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
 _POLL_S = 0.02
 # of both versions of cgroups: the limit, and what is used
 _OF_MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+_M_ARENA_MAX = -8  # of mallopt
 _NO_LIMIT = 1 << 62
 """More than any memory: so version 1 says that there is no limit."""
 IGNORED: set[str] = set()
@@ -119,6 +121,18 @@ def number_in(path: str) -> int | None:
         return int(Path(path).read_text())
     except (OSError, ValueError):
         return None
+
+
+def use_one_heap() -> None:
+    """Let threads that start from here on allocate from one heap of malloc.
+
+    By itself glibc has eight for each core. What a thread frees serves those of its own heap alone,
+    and each heap keeps up to twice the largest block that was ever freed, at most 64 MB: a server
+    with a thread for each connection grew by 28 MB of free memory in four minutes on two cores.
+    Does nothing with another libc.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def machine_name() -> str:

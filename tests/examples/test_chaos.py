@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gigl_loader.errors import ConfigError, PeerLostError, ServerDiedError
 from tests.support.scripts import run_python
 
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "faults"
@@ -104,6 +105,31 @@ def test_what_a_stranger_leaves_in_a_server(scripts: Any) -> None:
     assert growth(first, {"MB": 400, "descriptors": 19, "threads": 3}) == []
     last = {"MB": 401, "descriptors": 20, "threads": 8}
     assert growth(first, last) == ["300 -> 401 MB", "15 -> 20 descriptors", "5 -> 8 threads"]
+
+
+def test_a_silent_server_is_a_fault_where_the_job_meets_it(scripts: Any, tmp_path: Path) -> None:
+    """An attacker whose call finds it so on a busy machine was harmed by nobody."""
+    is_silence = scripts("_chaos_stranger").is_silence
+    assert is_silence(PeerLostError("it is lost (silent): nothing was heard for 10.9 s", "silent"))
+    assert is_silence(ServerDiedError("it is gone: nothing was heard from it"))
+    assert not is_silence(PeerLostError("it is lost (gone): the connection was closed"))
+    assert not is_silence(ServerDiedError("it is gone: its process ended"))
+    assert not is_silence(ConfigError("nothing was heard"))
+    plan, module = scripts("_chaos_plan"), scripts("_chaos_job")
+
+    def unnamed_of(case: str, name: str) -> list[str]:
+        drawn = plan.draw(1, 0, [case], plan.FAULTS, 5, 1.0)
+        job = module.ChaosJob(drawn, tmp_path, tmp_path, None, pace=0.0, silence_s=1.0)
+        error = {"kind": "error", "rank": 0, "name": name, "text": "x", "short": False}
+        job._lines.append({**error, "named": True})
+        job._count_errors()
+        assert job.outcome.errors == {name: 1}
+        found: list[str] = job.outcome.unnamed
+        return found
+
+    assert unnamed_of("store-stranger", "ServerDiedError") == ["life 0, rank 0: ServerDiedError: x"]
+    assert unnamed_of("store-stranger", "WorkerDiedError") == [], "workers are killed"
+    assert unnamed_of("store", "ServerDiedError") == [], "servers are killed"
 
 
 @pytest.mark.multiprocess

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
+from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.errors import ConfigError, PeerError, ProtocolError, SamplingError
 from gigl_loader.graph_store.client.connection import ServerConnection
 from gigl_loader.graph_store.server import presence
@@ -138,11 +139,34 @@ def test_a_long_name_of_a_request_is_not_remembered(
     connection, server = asking
     arguments = _arguments(connection, torch.tensor([-1]), "key")
     before = len(server._entries._by_request)
-    for length, kind in ((200, ConfigError), (201, ProtocolError)):
+    for length, kind in ((255, ConfigError), (256, ProtocolError)):
         request = ProducerRequest(source_options=SourceOptions(seed=1), request_id="x" * length)
         with pytest.raises(kind):
             connection.call("create_sampling_producer", **arguments, request=request).result(60)
     assert len(server._entries._by_request) == before + 1
+
+
+def test_what_a_failed_request_quotes_fills_no_log(
+    asking: tuple[ServerConnection, StorageService], caplog: pytest.LogCaptureFixture
+) -> None:
+    connection, _ = asking
+    path = f"mine.{'x' * 500_000}"
+    with pytest.raises(ConfigError, match="no permission to run 'mine"):
+        connection.call("run_function", path=path, data=b"", tensors=()).result(60)
+    (line,) = (line for line in caplog.messages if "run_function failed: ConfigError: " in line)
+    assert len(line) < 1000
+
+
+def test_a_long_key_of_workers_fills_no_log(
+    asking: tuple[ServerConnection, StorageService],
+) -> None:
+    """The log names the key when a producer starts and when it ends: a megabyte each."""
+    connection, _ = asking
+    request = ProducerRequest(source_options=SourceOptions(seed=1))
+    for length, kind in ((255, ConfigError), (256, ProtocolError)):
+        arguments = _arguments(connection, torch.tensor([-1]), "x" * length)
+        with pytest.raises(kind):
+            connection.call("create_sampling_producer", **arguments, request=request).result(60)
 
 
 @pytest.fixture(scope="module")
@@ -322,6 +346,17 @@ def test_a_count_that_cannot_be_is_refused_by_name(role: Role, claim: dict[str, 
         with joined(endpoint.address, job_name="later") as later:
             assert (cluster.job, later.job) == (0, 1)
         assert "train" in cluster.connection(0).call("status").result(60)["jobs"]
+
+
+def test_a_claim_that_is_long_is_refused_by_name() -> None:
+    """A server keeps what a member says, tells others, and writes some of it into its log."""
+    long, claims = "x" * 256, dict[str, Any](secret=bytes(65), address=("x" * 256, 1))
+    claims |= {"process": long, "cluster": long, "graph": GraphIdentity(long, "")}
+    with storage() as (endpoint,), Caller(*endpoint.address, SECURITY, "stranger") as caller:
+        for field, claim in claims.items():
+            join = replace(_member(0, 1), **{field: claim})
+            with pytest.raises(ProtocolError, match=rf"not a Watch: .* `\$\.join\.{field}"):
+                caller.ask("watch", Watch(join, 0), News).wait(60)
 
 
 def test_a_count_of_another_process_ends_no_job() -> None:

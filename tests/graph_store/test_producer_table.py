@@ -1,5 +1,6 @@
 """Which producer a create request gets: a table without threads, sockets or producers."""
 
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.errors import UsageError
+from gigl_loader.errors import ConfigError, SamplingError, UsageError
 from gigl_loader.graph_store.server.producer_table import ProducerEntry, ProducerTable
 from gigl_loader.graph_store.wire.requests import NOBODY, Runs
+from gigl_loader.runtime.transport.failures import describe, rebuild
 
 
 def _up(entry: ProducerEntry) -> Any:
@@ -66,6 +68,40 @@ def test_requests_are_remembered_up_to_a_number() -> None:
     for number in range(2, most + 2):
         assert entries.take(1, None, str(number), NOBODY) == (found[number], False)
     assert entries.take(1, None, "0", NOBODY)[1], "the oldest one is a request like any other"
+
+
+def test_what_a_client_says_again_and_again_fills_no_memory() -> None:
+    """Seen: 650 MB of texts of requests that failed, and each request of one key for ever."""
+    entries = ProducerTable(0)
+    entries.take(1, "key", "first", NOBODY)
+    tracemalloc.start()
+    try:
+        for number in range(1000):
+            entry, _ = entries.take(1, None, f"{number}", NOBODY)
+            error = ConfigError(f"{number} is no seed: {'x' * 50_000}")
+            entry.error = rebuild(describe(error), "server 0")
+            entries.forget(entry.id)
+        of_errors, _ = tracemalloc.get_traced_memory()
+        for number in range(20_000):
+            entries.take(1, "key", f"{number:0200}", NOBODY)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert of_errors < 3_000_000, "it was 50 MB"
+    assert kept < 4_000_000, "it was 6 MB, and grew with each request"
+
+
+def test_a_request_that_failed_fails_again_in_one_line() -> None:
+    entries = ProducerTable(0)
+    entry, _ = entries.take(1, None, "a", NOBODY)
+    entry.error = SamplingError("worker 1", "no\nrows" + "s" * 1000, "Traceback")
+    entries.forget(entry.id)
+    again, is_first = entries.take(1, None, "a", NOBODY)
+    assert not is_first
+    assert isinstance(again.error, SamplingError)
+    assert again.error.where == "worker 1"
+    assert again.error.cause == r"no\nrows" + "s" * 493 + "..."
+    assert len(entry.error.cause) > 1000, "those that wait for it meanwhile get all of it"
 
 
 def test_producers_are_found_while_they_are_up() -> None:

@@ -121,6 +121,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(
         "gigl_loader.graph_store.server.storage_process.init_storage_process", process
     )
+    # of this process it would be for all tests
+    monkeypatch.setattr("gigl_loader.graph_store.serve.use_one_heap", lambda: None)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     return found
@@ -153,6 +155,18 @@ def test_a_server_is_told_by_torchrun_who_it_is(served: Any, root: str, monkeypa
     for option in ("--num-jobs=2", "--num_server_sessions=2"):  # GiGL's name
         serve(parse_serve([root, option]))
         assert served.pop()[-1]["num_jobs"] == 2
+
+
+def test_threads_of_a_server_share_a_heap(
+    served: Any, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each heap kept what its threads had freed: 28 MB after four minutes of attacks."""
+    before: list[int] = []
+    monkeypatch.setattr(
+        "gigl_loader.graph_store.serve.use_one_heap", lambda: before.append(len(served))
+    )
+    serve(parse_serve([root]))
+    assert (before, len(served)) == ([0], 1)
 
 
 def test_a_server_says_where_it_listens(served: Any, root: str) -> None:

@@ -1,6 +1,10 @@
 """What the kernel says of this system."""
 
+import ctypes
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,3 +75,44 @@ def test_a_number_of_the_kernels(tmp_path: Path) -> None:
     assert system.number_in(str(tmp_path / "missing")) is None
     assert system.meminfo("NoSuchField") == 0
     assert system.meminfo("MemTotal") >= system.meminfo("MemAvailable") > 0
+
+
+_HEAPS = """
+import ctypes, sys, threading
+from gigl_loader.runtime.system import use_one_heap
+
+if sys.argv[1] == "one":
+    use_one_heap()
+all_have, may_end = threading.Barrier(9), threading.Event()
+
+def hold():
+    kept = bytearray(50_000)
+    all_have.wait()
+    may_end.wait()
+
+for _ in range(8):
+    threading.Thread(target=hold).start()
+all_have.wait()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+stream = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, stream)
+libc.fflush(stream)
+may_end.set()
+"""
+
+
+@pytest.mark.parametrize(("heaps", "is_one"), [("one", True), ("many", False)])
+def test_threads_share_a_heap_where_malloc_is_told(heaps: str, is_one: bool) -> None:
+    if not hasattr(ctypes.CDLL(None), "malloc_info"):
+        pytest.skip("another libc")
+    # a new interpreter: a forked one has the heaps that there were
+    words = [sys.executable, "-c", _HEAPS, heaps]
+    told = subprocess.run(words, stdout=subprocess.PIPE, check=True, timeout=240).stdout
+    count = told.count(b"<heap nr=")
+    assert count == 1 if is_one else count > 1
+
+
+def test_another_libc_is_not_told(libc_is: Callable[..., None]) -> None:
+    libc_is()
+    system.use_one_heap()

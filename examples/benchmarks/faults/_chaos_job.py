@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ _GROWTH = {"MB": 100, "descriptors": 4, "threads": 2}
 connection to the process that forks workers. It does not grow with the number of attacks."""
 
 
+_OF_A_SERVER = {"JoinRefusedError", "PeerLostError", "PeerTimeoutError", "ServerDiedError"}
+"""Errors by which a job says that a server failed it."""
+
+
 @dataclass
 class Outcome:
     """What came of a job."""
@@ -60,6 +65,8 @@ class Outcome:
     """Where the threads of a process were that crashed or was ended as hanging, from its log."""
     attacks: Counter[str] = field(default_factory=Counter)
     """Of a stranger, by name; all ended as they must."""
+    silent: Counter[str] = field(default_factory=Counter)
+    """Further attacks, which had no end: nothing was heard of the server for too long."""
     server: list[dict[str, int]] = field(default_factory=list)
     """What the server had before the stranger came, and when it had left."""
     hang: str = ""
@@ -87,6 +94,7 @@ class Outcome:
             "left": self.left,
             "crashes": self.crashes,
             "attacks": dict(self.attacks),
+            "silent": dict(self.silent),
             "server": self.server,
             "hang": self.hang,
             "seconds": round(self.seconds, 1),
@@ -331,6 +339,9 @@ class ChaosJob:
         if self._was_killed:  # what ranks say of one that was killed is no news
             return
         self.outcome.errors.update(named)
+        if self.case.stranger:  # nothing is done to the server: a stranger may not make it fail
+            of_server = [line["name"] in _OF_A_SERVER for line in errors]
+            self.outcome.unnamed += [*compress(text, of_server)]
         if not named and not any(line["short"] for line in errors):
             codes = [process.poll() for process in self._job.processes]
             self.outcome.unnamed += text or [f"life {self._life}: ranks ended with {codes}"]
@@ -476,7 +487,12 @@ class ChaosJob:
         end([self._stranger])
         notes = json.loads((self.folder / "stranger" / "attacks.json").read_text())
         self.outcome.attacks.update(notes["done"])
+        self.outcome.silent.update(notes["silent"])
         self.outcome.unnamed += notes["wrong"]
+        self.outcome.unnamed += [
+            f"{name}: the server was silent each time"
+            for name in notes["silent"].keys() - notes["done"].keys()
+        ]
         pid, until = self._store.processes[0].pid, time.monotonic() + _LEAVING_S
         while grown := growth(self.outcome.server[0], held_by(pid)):
             if time.monotonic() > until:

@@ -170,7 +170,10 @@ def line_of(outcome: Outcome) -> str:
     bad += [f"HANG {outcome.hang}"] if outcome.hang else []
     errors = [f"{count} {name}" for name, count in outcome.errors.items()]
     if outcome.server:
-        errors.append(f"{outcome.attacks.total()} attacks, the server {outcome.server}")
+        errors.append(
+            f"{outcome.attacks.total()} attacks, {outcome.silent.total()} more that found the "
+            f"server silent, the server {outcome.server}"
+        )
     faults = sum(outcome.done.values())
     what = "undisturbed" if plan.number == ALONE else f"job {plan.number}, {faults} faults"
     return (
@@ -184,10 +187,12 @@ def table_of(outcomes: list[Outcome]) -> str:
     """Return the summary."""
     disturbed = [one for one in outcomes if one.plan.number != ALONE]
     store = [one for one in disturbed if CASES[one.plan.case].servers]
-    faults, errors, attacks = Counter[str](), Counter[str](), Counter[str]()
+    faults, errors = Counter[str](), Counter[str]()
+    attacks, silent = Counter[str](), Counter[str]()
     for one in disturbed:
         faults.update(one.done)
         attacks.update(one.attacks)
+        silent.update(one.silent)
         errors.update(one.errors)
 
     def count(name: str) -> int:
@@ -201,6 +206,7 @@ def table_of(outcomes: list[Outcome]) -> str:
         *((f"- {kind}", number) for kind, number in faults.most_common()),
         ("attacks", attacks.total()),
         *((f"- {name}", number) for name, number in attacks.most_common()),
+        ("attacks that found the server silent", silent.total()),
         ("seconds of the longest job", round(max((one.seconds for one in disturbed), default=0))),
         ("short epochs", count("short")),
         ("wrong batches", count("wrong")),

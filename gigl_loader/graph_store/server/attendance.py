@@ -3,6 +3,7 @@
 from typing import Any
 
 from gigl_loader.errors import PeerError
+from gigl_loader.graph_store.server.latest import Latest
 from gigl_loader.graph_store.server.member import Member
 from gigl_loader.graph_store.wire.membership import Role
 from gigl_loader.runtime.transport import EndReason
@@ -38,8 +39,8 @@ class Attendance:
         self._by_role_and_rank: dict[tuple[Role, int], dict[str, Member]] = {}
         self.servers: dict[int, Member] = {}
         """Storage servers by rank, the latest of each."""
-        self._departed: dict[str, str] = {}
-        """Why each of those that left would be refused, oldest first."""
+        self._departed = Latest[str, str](_MOST_DEPARTED)
+        """Why each of those that left would be refused."""
 
     def find(self, session: str, seen: int) -> Member | None:
         """Return the member of a session; None: the session is new.
@@ -105,8 +106,5 @@ class Attendance:
             del self._by_role_and_rank[role_and_rank]
         if self.servers.get(member.join.rank) is member:
             del self.servers[member.join.rank]
-        # a dict, which keeps the order of its keys and finds each at once
         self._departed[member.session] = member.news.refused or _GIVEN_UP
-        while len(self._departed) > _MOST_DEPARTED:
-            del self._departed[next(iter(self._departed))]
         return True

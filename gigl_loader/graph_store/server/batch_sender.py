@@ -8,6 +8,7 @@ from functools import partial
 
 from gigl_loader.batch.leases import Packed
 from gigl_loader.batch.message import Received
+from gigl_loader.graph_store.server.latest import Latest
 from gigl_loader.graph_store.server.service import StorageService
 from gigl_loader.graph_store.wire.payload import pack_batch
 from gigl_loader.graph_store.wire.requests import (
@@ -44,7 +45,7 @@ class BatchSender:
         self._numbers = itertools.count(1)
         self._leases: dict[str, dict[int, _Lease]] = {}
         """By session of the client, and number."""
-        self._gone: dict[str, None] = {}  # oldest first
+        self._gone = Latest[str, None](_MOST_GONE)
 
     def fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
         """Return a batch of a consumer in its sent form, as soon as there is one."""
@@ -119,8 +120,6 @@ class BatchSender:
         """Give up all leases of a client that is gone for good, as it may still be reading."""
         with self._lock:
             self._gone[session] = None
-            while len(self._gone) > _MOST_GONE:
-                del self._gone[next(iter(self._gone))]
         self.lose_all(session)
 
     def lose_all(self, session: str) -> None:

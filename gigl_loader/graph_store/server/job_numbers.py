@@ -6,13 +6,13 @@ number they know how each job began, so that nobody else can act as one of its p
 
 import hmac
 import secrets
-from typing import Any
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.graph_store.server.latest import Latest
 from gigl_loader.graph_store.wire.membership import MOST_COUNTED, BookedJob, Join, proof_of
 
-_MOST_REMEMBERED = 10_000
-"""Most jobs that are over to remember, about 1 MB of them."""
+_MOST_REMEMBERED = 1 << 12
+"""Most jobs that are over to remember, about 2 MB of them."""
 _MOST_STOPPED = 100
 """Most stopped jobs to remember."""
 
@@ -34,11 +34,10 @@ class JobNumbers:
         """Numbers of jobs that were stopped, the latest last."""
         self.running: dict[int, BookedJob] = {}
         """How the jobs that run began."""
-        self._ended: dict[int, BookedJob] = {}
-        """Those of which server 0 tells no more: processes may still come back. Oldest first."""
-        self._over: dict[int, None] = {}
-        """Numbers of jobs that are over, the oldest first."""
-        self._given_up: dict[str, int] = {}
+        self._ended = Latest[int, BookedJob](_MOST_REMEMBERED)
+        """How those began that are over, or of which server 0 tells no more: processes may still
+        come back."""
+        self._given_up = Latest[str, int](_MOST_REMEMBERED)
         """By name the last job, if its clients were given up: they may still come back."""
 
     def give_next(self, name: str, world_size: int) -> tuple[int, bytes]:
@@ -58,7 +57,6 @@ class JobNumbers:
         """Take over server 0's list of the jobs that run."""
         for number in self.running.keys() - {job.number for job in jobs}:
             self._ended[number] = self.running.pop(number)
-        _forget_oldest(self._ended)
         for job in jobs:
             self.book(job)
 
@@ -112,18 +110,14 @@ class JobNumbers:
 
     def end(self, name: str, number: int, *, given_up: bool) -> None:
         """Note that a job is over; ``given_up``: its clients ended without a goodbye."""
-        self._over[number] = None
-        job = self.running.pop(number)
+        self._ended[number] = self.running.pop(number)
         if given_up:
-            self._given_up[name], self._ended[number] = number, job
-        _forget_oldest(self._over)
-        _forget_oldest(self._given_up)
-        _forget_oldest(self._ended)
+            self._given_up[name] = number
         self.served, self._has_counted = self.served + 1, True
 
     def is_over(self, number: int) -> bool:
         """Return whether a job of that number has ended here."""
-        return number in self._over
+        return number in self._ended
 
     def was_given_up(self, name: str, number: int) -> bool:
         """Return whether the latest job of that name has that number, and was given up."""
@@ -132,7 +126,6 @@ class JobNumbers:
     def take_back_end(self, name: str, number: int) -> None:
         """Note that a job that was given up goes on."""
         del self._given_up[name]
-        self._over.pop(number, None)
         self.served -= 1  # it was counted too early
 
     def stop(self, number: int) -> None:
@@ -144,8 +137,3 @@ class JobNumbers:
         """Take over server 0's numbers of stopped jobs; return those that are new."""
         fresh, self.stopped = {*numbers} - {*self.stopped}, numbers
         return fresh
-
-
-def _forget_oldest(known: dict[Any, Any]) -> None:
-    while len(known) > _MOST_REMEMBERED:
-        del known[next(iter(known))]

@@ -8,17 +8,18 @@ import importlib
 import inspect
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, ProtocolError, UsageError, first_line
 from gigl_loader.graph_store.server.client_ids import JobId, Visitor, scope_of
+from gigl_loader.graph_store.server.latest import Latest
 from gigl_loader.graph_store.server.shared_producer import SharedProducer
 from gigl_loader.graph_store.wire.membership import MOST_RANKS
 from gigl_loader.graph_store.wire.requests import NOBODY, ProducerRequest, Runs
 from gigl_loader.runtime.sizes import size_in_words
+from gigl_loader.runtime.transport.failures import short_copy
 from gigl_loader.sampler.options import CustomSamplerOptions, FeatureStoreOptions
 
 _MOST_REQUESTS = 4096
@@ -42,8 +43,6 @@ class ProducerEntry:
     shared: SharedProducer | None = None
     error: GiglLoaderError | None = None
     """Why it did not start: a copy, which holds no frames and so none of the request's seeds."""
-    requests: list[tuple[Hashable, str]] = field(default_factory=list)
-    """The requests that got this slot."""
     nbytes: int = 0
     """Bytes of batches that its consumers may have on this server."""
     scope: Hashable = None
@@ -67,9 +66,9 @@ class ProducerTable:
         self._lock = threading.Lock()
         self._entries: dict[int, ProducerEntry] = {}
         self._by_key: dict[tuple[Hashable, str], int] = {}
-        self._by_request: OrderedDict[tuple[Hashable, str], ProducerEntry] = OrderedDict()
-        self._over: dict[int, None] = {}
-        """Numbers of producers that are over, the oldest first."""
+        self._by_request = Latest[tuple[Hashable, str], ProducerEntry](_MOST_REQUESTS)
+        self._over = Latest[int, None](_MOST_OVER)
+        """Numbers of producers that are over."""
         self.asked = 0
         """How often producers were requested; repeated requests do not count."""
         self.closed = False
@@ -114,7 +113,7 @@ class ProducerTable:
             # a client that joins a key may repeat its request: it must get this slot, not a later
             # producer of the key
             if request_id:
-                self._remember(request, entry)
+                self._by_request[request] = entry
             if known is not None:
                 return entry, False
             self._entries[entry.id] = entry
@@ -169,12 +168,6 @@ class ProducerTable:
             name = secrets.token_hex(16)
         return number
 
-    def _remember(self, request: tuple[Hashable, str], entry: ProducerEntry) -> None:
-        self._by_request[request] = entry
-        entry.requests.append(request)
-        while len(self._by_request) > _MOST_REQUESTS:
-            self._by_request.popitem(last=False)
-
     def forget(self, number: int) -> ProducerEntry | None:
         """Remove a slot; return None if that was done already.
 
@@ -184,15 +177,14 @@ class ProducerTable:
             # even if it never started: then the error says that it was destroyed, not
             # that it never existed
             self._over[number] = None
-            if len(self._over) > _MOST_OVER:
-                del self._over[next(iter(self._over))]
             # later requests with the key get a new producer, not one that is ending
             self._by_key = {k: v for k, v in self._by_key.items() if v != number}
             entry = self._entries.pop(number, None)
             if entry is not None:
-                ended = replace(entry, shared=None)
-                for request in entry.requests:
-                    if request in self._by_request:
+                error = None if entry.error is None else short_copy(entry.error)
+                ended = replace(entry, shared=None, error=error)
+                for request, one in list(self._by_request.items()):
+                    if one is entry:
                         self._by_request[request] = ended
             return entry
 

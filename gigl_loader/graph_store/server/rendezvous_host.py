@@ -114,7 +114,7 @@ class RendezvousTable:
         def of_servers(handle: Callable[[Any], Any]) -> Callable[[Any, Peer], Any]:
             def checked(request: Any, peer: Peer) -> Any:
                 # before it is looked through: a range of 2**40 servers would take for ever
-                self._check(request.servers)
+                request.servers.check(self._num_servers, "storage servers that meet")
                 server, named = server_of(peer), getattr(request, "rank", None)
                 at = request.servers.index(server) if server in request.servers else None
                 if at is None or named not in (at, None):
@@ -134,7 +134,6 @@ class RendezvousTable:
 
     def publish(self, request: Publish) -> Nothing:
         """Store a server's value of a key."""
-        self._check(request.servers, request.rank)
         with self._lock:
             rendezvous = self._meeting(request.name)
             # for `fail_all`; each request has it, since any of them may come first
@@ -155,7 +154,6 @@ class RendezvousTable:
 
     def gather(self, request: Gather) -> "Future[Gathered]":
         """Return the values of a key once all named ranks have published theirs."""
-        self._check(request.servers)
         request.ranks.check(len(request.servers), "those who are waited for")
         future: Future[Gathered] = Future()
         with self._lock:
@@ -175,7 +173,6 @@ class RendezvousTable:
 
     def leave(self, request: Leave) -> Nothing:
         """Remove a server; its failure, if any, ends the waits of all."""
-        self._check(request.servers, request.rank)
         with self._lock:
             rendezvous = self._meeting(request.name)
             # a set, since a rank may leave twice
@@ -200,11 +197,6 @@ class RendezvousTable:
         for values in rendezvous.values.values():
             for rank, value in values.items():
                 self._nbytes[rendezvous.servers[rank]] -= len(value)
-
-    def _check(self, servers: Runs, rank: int = 0) -> None:
-        servers.check(self._num_servers, "storage servers that meet")
-        if not 0 <= rank < len(servers):
-            raise ProtocolError(f"{rank} of {len(servers)} storage servers came to a rendezvous")
 
     def fail_all(self, why: str, server: int | None = None) -> None:
         """End all waits for a lost server; None: all waits."""

@@ -5,7 +5,6 @@ import logging
 import os
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -28,6 +27,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.graph_store.server.client_ids import JobId, scope_of
 from gigl_loader.graph_store.server.glt_answers import reader_of
+from gigl_loader.graph_store.server.latest import Latest
 from gigl_loader.graph_store.server.metrics import ServerCounts
 from gigl_loader.graph_store.server.partition_answers import PartitionAnswers
 from gigl_loader.graph_store.server.producer_table import (
@@ -122,8 +122,8 @@ class StorageService(PartitionAnswers, DistServer):
         self._started = time.monotonic()
         self._entries = ProducerTable(server_rank, channel_memory)
         # for producers that are starting while one of their clients leaves, or has left: `_adopt`
-        self._gone: OrderedDict[Hashable, None] = OrderedDict()
-        """Clients that left, oldest first."""
+        self._gone = Latest[Hashable, None](_MOST_GONE)
+        """Clients that left."""
         self._ends: dict[int, Rendezvous] = {}
         """Rendezvous that learn of a producer's end, by producer id."""
         self._mark = OwnHostProof()
@@ -459,8 +459,6 @@ class StorageService(PartitionAnswers, DistServer):
         """Release everything of a client that ended or cannot be reached any more."""
         # before reading the slots, as `_adopt` checks again for producers that are starting
         self._gone[client] = None
-        while len(self._gone) > _MOST_GONE:
-            self._gone.popitem(last=False)  # one step, as clients leave in separate threads
         _at_once(
             self._release_of_gone,
             [

@@ -47,6 +47,7 @@ from gigl_loader.runtime.logs import answering, know
 from gigl_loader.runtime.system import told_to_end
 from gigl_loader.runtime.threads import new_thread
 from gigl_loader.runtime.transport import EndReason, Listener, Method, Peer, Security
+from gigl_loader.runtime.transport.failures import one_line
 from gigl_loader.sampler.kernels.kernel_loaders import LOADERS
 from gigl_loader.sampler.options import DEFAULT_RECONNECT_S
 
@@ -189,9 +190,9 @@ class Endpoint(Presence):
             raise PeerError(str(error)) from error
         except Exception as error:
             if not self._stopping:  # else stopping is the reason
-                _log.warning(
-                    "%s: %s failed: %s: %s", peer.name, call.name, type(error).__name__, error
-                )
+                # cut, as it may quote a megabyte of what the process sent
+                words = f"{type(error).__name__}: {one_line(str(error))}"
+                _log.warning("%s: %s failed: %s", peer.name, call.name, words)
             raise
 
     # -- health -----------------------------------------------------------------------------------

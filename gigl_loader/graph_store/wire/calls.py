@@ -26,6 +26,7 @@ from gigl_loader.batch.message import columns_of
 from gigl_loader.dataset.partition.frames import Frames
 from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, EdgeType, FeatureInfo, NodeType
 from gigl_loader.errors import ConfigError, ProtocolError
+from gigl_loader.runtime.decoding import Name
 from gigl_loader.runtime.glt_classes import (
     NodeSamplerInput,
     RangePartitionBook,
@@ -178,7 +179,7 @@ class WorkerOptionsMessage:
     rpc_timeout: float
     buffer_size: int
     prefetch_size: int
-    worker_key: str | None
+    worker_key: Name | None
 
     @classmethod
     def of(cls, value: RemoteDistSamplingWorkerOptions) -> "WorkerOptionsMessage":

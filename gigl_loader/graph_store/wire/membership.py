@@ -14,6 +14,7 @@ import msgspec
 from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.graph_store.wire.requests import NOBODY, NOWHERE, Addresses, Runs
+from gigl_loader.runtime.decoding import Name
 from gigl_loader.runtime.transport import Caller
 
 _log = logging.getLogger(__name__)
@@ -63,15 +64,15 @@ class Join:
     that it knows; -1: none."""
     jobs_served: _Count = 0
     """Number of jobs that are over, as far as this process knows."""
-    address: tuple[str, int] | None = None
+    address: tuple[Name, int] | None = None
     """Host and port on which a storage server listens."""
     incarnation: int = 0
     """Its listener's incarnation, which differs from that of an earlier server of its rank."""
-    process: str = ""
+    process: Name = ""
     """Random, and sent to storage servers only: identifies a process that comes again."""
-    secret: bytes = field(default=b"", repr=False)
+    secret: Annotated[bytes, msgspec.Meta(max_length=64)] = field(default=b"", repr=False)
     """Secret of the client's job, from server 0's news: shows that it was there at the start."""
-    cluster: str = ""
+    cluster: Name = ""
     """Identity of the process's storage cluster; empty: server 0 will tell it."""
     graph: GraphIdentity | None = None
     """Graph of a storage server, or the one that a client's job reads; None: server 0 tells it."""

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain, pairwise
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from gigl_loader.batch.message import Attempt, BatchTicket
 from gigl_loader.dataset.identity import WHOLE, Share
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ProtocolError
+from gigl_loader.runtime.decoding import Name
 from gigl_loader.runtime.memory import same_host
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sampler.rows.packing import PackedRuns
@@ -221,7 +221,7 @@ class ProducerRequest:
     """Number of servers with input of their own."""
     client_ranks: Runs = NOBODY
     """Compute ranks that share the producer, by consumer number; empty: only the caller."""
-    request_id: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    request_id: Name = ""
     """Name of the request, the same at each repeat and on all servers; empty: it has none."""
     servers: Runs = NOBODY
     """Servers that take part, ascending; empty: all. The others are lost, and have replicas that

@@ -118,6 +118,11 @@ def fresh_copy(error: E) -> E:
     return copied
 
 
+def short_copy(error: E) -> E:
+    """Return a copy to keep: each of its texts is one line, as it may quote all that was sent."""
+    return type(error)(*(one_line(arg) if isinstance(arg, str) else arg for arg in error.args))
+
+
 def rebuild(failure: Failure, where: str) -> GiglLoaderError:
     """Return the error again, of the same class if it is one of gigl_loader's."""
     cls = _OURS.get(failure.kind)

@@ -21,11 +21,9 @@ import hmac
 import os
 import ssl
 from dataclasses import dataclass
-from typing import Annotated
-
-import msgspec
 
 from gigl_loader.errors import JoinRefusedError, ProtocolError, ResourceError
+from gigl_loader.runtime.decoding import MOST_OF_NAME, Name
 from gigl_loader.runtime.transport.codec import decode
 from gigl_loader.runtime.transport.failures import EndReason, one_line
 from gigl_loader.runtime.transport.security import TOKEN_VARIABLE, Mode, Security, what_is_not_set
@@ -43,8 +41,6 @@ from gigl_loader.runtime.transport.stream import (
 )
 
 NONCE_BYTES = 32
-MOST_OF_NAME = 255
-"""Most characters of a caller's name."""
 # Limit of a frame before the other side is known: a HELLO has about 300 bytes, a goodbye at most
 # 2,100.
 _MAX_BYTES = 4096
@@ -64,7 +60,7 @@ class Hello:
     """First message of a caller: who it is, and its proof of the token."""
 
     name: str
-    session: Annotated[str, msgspec.Meta(max_length=MOST_OF_NAME)]
+    session: Name
     lane: str
     nonce: bytes
     proof: bytes

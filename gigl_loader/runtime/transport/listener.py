@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gigl_loader.errors import ConfigError, JoinRefusedError, ProtocolError
+from gigl_loader.runtime.decoding import MOST_OF_NAME
 from gigl_loader.runtime.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.runtime.transport import sockets
 from gigl_loader.runtime.transport.codec import decode
 from gigl_loader.runtime.transport.failures import EndReason, describe, one_line
-from gigl_loader.runtime.transport.handshake import MOST_OF_NAME, Goodbye, Hello, admit, farewell
+from gigl_loader.runtime.transport.handshake import Goodbye, Hello, admit, farewell
 from gigl_loader.runtime.transport.security import Security
 from gigl_loader.runtime.transport.shares import LOOK_S, SMALL_BYTES, ByteShares
 from gigl_loader.runtime.transport.sockets import Spare, accepted, close_in_children, raise_limit

@@ -31,6 +31,7 @@ from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.runtime.memory import read_ahead
 from gigl_loader.runtime.memory.same_host import Offer, read_offers
 from gigl_loader.runtime.memory.segments import Array
+from gigl_loader.runtime.system import use_one_heap
 from gigl_loader.runtime.threads import new_thread
 from gigl_loader.sampler.plan import Peers, Sampler, SampleRequest
 from gigl_loader.sampler.row_cache.cache import RowCache
@@ -63,7 +64,7 @@ _COMES_BACK_S = 30.0
 have said goodbye to that one."""
 _BYE_S = 5.0
 """Longest wait, at the end, for goodbyes to workers that get no requests from this one."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MOST_MMAP_THRESHOLD = 32 * 2**20
 """Largest mmap threshold that glibc allows."""
 
@@ -74,7 +75,7 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**30)
-        libc.mallopt(_M_ARENA_MAX, 1)  # so that memory freed by one thread can serve another
+    use_one_heap()
 
 
 class Worker:
