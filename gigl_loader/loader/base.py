@@ -715,7 +715,9 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             self._stats.tokens += batch.tokens.num_tokens
         return batch
 
-    _apply_ppr_outputs = staticmethod(with_ppr_outputs)
+    def _apply_ppr_outputs(self, data: Any, metadata: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return `with_ppr_outputs`: for the `_collate_fn` of a subclass, nothing here calls it."""
+        return with_ppr_outputs(data, metadata)
 
     # -- end ------------------------------------------------------------------------------------
 
