@@ -15,6 +15,7 @@ Source:
     at fee4ba50, ``distributed/utils/sampling_errors.py``, for a message that is an error.
 """
 
+import contextlib
 import inspect
 import logging
 import math
@@ -114,7 +115,9 @@ class ProducerSource:
         self._batches = [whole(count / config.batch_size) for count in num_seeds]
         """Of each input."""
         self.num_batches = sum(self._batches)
-        self._takes_timeout = "timeout_ms" in inspect.signature(self.channel.recv).parameters
+        self._takes_timeout = False
+        with contextlib.suppress(ValueError):  # of a compiled function, which tells no parameters
+            self._takes_timeout = "timeout_ms" in inspect.signature(self.channel.recv).parameters
         self._awaited: Future[Any] | None = None
         """What a call in a thread will return or raise; None: nobody waits in one."""
         self._tickets: list[BatchTicket] = []
