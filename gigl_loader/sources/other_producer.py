@@ -38,7 +38,7 @@ from gigl_loader.errors import (
     WorkerDiedError,
 )
 from gigl_loader.runtime.glt_classes import SamplingConfig
-from gigl_loader.runtime.threads import start_aside
+from gigl_loader.runtime.threads import fulfil, start_aside
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sources.staggered_start import WorkerTurns
 
@@ -272,7 +272,7 @@ class ProducerSource:
         """
         if self._awaited is None:
             self._awaited = Future()
-            start_aside(f"{what} of {self.name}", _fulfil, self._awaited, function)
+            start_aside(f"{what} of {self.name}", fulfil, self._awaited, function)
         if not wait([self._awaited], timeout_s).done:
             return _NOTHING
         awaited, self._awaited = self._awaited, None
@@ -299,10 +299,3 @@ class ProducerSource:
         if not self._shut_down:
             self._shut_down, self._tickets = True, []
             self._producer.shutdown()
-
-
-def _fulfil(answer: "Future[Any]", function: Callable[[], Any]) -> None:
-    try:
-        answer.set_result(function())
-    except BaseException as error:  # the thread that waits raises it
-        answer.set_exception(error)

@@ -31,6 +31,7 @@ from gigl_loader.runtime.glt_classes import _set_client_context
 from gigl_loader.runtime.logs import know
 from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.runtime.ranks.gloo_interface import interface_towards
+from gigl_loader.runtime.threads import fulfil
 from gigl_loader.runtime.transport import Security
 
 _log = logging.getLogger(__name__)
@@ -382,16 +383,8 @@ def _run_function(
     call = connection.call(
         "run_function", timeout_s, path=path_of(func), data=data, tensors=tensors
     )
-    call.add_done_callback(lambda done: _hand_on(done, answer, read))
+    call.add_done_callback(lambda done: fulfil(answer, lambda: read(done.result())))
     return answer
-
-
-def _hand_on(done: "Future[Any]", answer: Any, read: Callable[[Any], Any]) -> None:
-    """Give ``answer``, a future, the result as ``read`` makes it, or the error of ``done``."""
-    try:
-        answer.set_result(read(done.result()))
-    except Exception as error:  # of the call, or of what came
-        answer.set_exception(error)
 
 
 def async_request_server(
@@ -416,7 +409,7 @@ def async_request_server(
     """
     answer: torch.futures.Future[T] = torch.futures.Future()
     call = call_server(server_rank, func, *args, timeout_s=_rpc_timeout_s, **kwargs)
-    call.add_done_callback(lambda done: _hand_on(done, answer, lambda result: result))
+    call.add_done_callback(lambda done: fulfil(answer, done.result))
     return answer
 
 
