@@ -98,12 +98,8 @@ def init_compute_process(
         ConfigError: A value cannot work.
     """
     global _owns_group, _rpc_timeout_s
-    if _cluster is not None:
-        raise UsageError("this process has joined a graph store: call shutdown_compute_process()")
-    check_patience(network_timeout)
     if rpc_timeout is not None:
         check_patience(rpc_timeout, "rpc_timeout")
-    _rpc_timeout_s = CALL_TIMEOUT_S if rpc_timeout is None else rpc_timeout
     has_group = dist.is_initialized()
     # the group's figures, not the environment's: Ray Train, for one, sets those differently
     if has_group:
@@ -124,6 +120,7 @@ def init_compute_process(
         timeout=timeout,
         network_timeout=network_timeout,
     )
+    _rpc_timeout_s = CALL_TIMEOUT_S if rpc_timeout is None else rpc_timeout
     try:
         if not has_group:
             # if a host's name means its loopback address, gloo makes the others connect to
