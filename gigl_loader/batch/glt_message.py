@@ -140,9 +140,8 @@ def extract_edge_type_metadata(
 def with_ppr_outputs(data: Any, metadata: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return a batch with the edges that GiGL's PPR sampler sends, and the rest of the metadata.
 
-    For the `_collate_fn` of a subclass, as in GiGL; nothing here calls it. Messages of our own
-    samplers have no such metadata, as their edges are edges of the message: the batch comes back as
-    it was.
+    Messages of our own samplers have no such metadata, as their edges are edges of the message: the
+    batch comes back as it was.
 
     Args:
         data: A batch.

@@ -177,13 +177,12 @@ def _record_info(info: Any) -> dict[str, Any]:
             f"{info.packed_feature_key!r} is a packed feature: build_dataset_from_task_config_uri "
             "reads these, from the task's files"
         )
+    prefix = getattr(info.tfrecord_uri_prefix, "uri", info.tfrecord_uri_prefix)
     return {
         "featureKeys": list(info.feature_keys),
         "featureDim": info.feature_dim,
         "labelKeys": list(info.label_keys),
-        "tfrecordUriPrefix": str(
-            getattr(info.tfrecord_uri_prefix, "uri", info.tfrecord_uri_prefix)
-        ),
+        "tfrecordUriPrefix": str(prefix),
         "tfrecordUriPattern": info.tfrecord_uri_pattern,
     }
 

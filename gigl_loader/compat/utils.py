@@ -13,6 +13,7 @@ from gigl_loader.loader.deployment.job_ranks import (
     get_process_group_name,
     init_neighbor_loader_worker,
 )
+from gigl_loader.runtime.plain_values import check_count
 from gigl_loader.runtime.ranks.collectives import gather_from_ranks
 from gigl_loader.runtime.transport import free_ports, own_address
 
@@ -53,7 +54,7 @@ def get_free_ports(num_ports: int) -> list[int]:
     Raises:
         ConfigError: ``num_ports`` is below 1.
     """
-    _check_num_ports(num_ports)
+    check_count(num_ports, "num_ports")
     return free_ports(num_ports)
 
 
@@ -76,7 +77,7 @@ def get_free_ports_from_node(num_ports: int, node_rank: int) -> list[int]:
     """
     _check_rank(node_rank)
     # on all ranks, not only on the one that looks for ports: the others would wait for it
-    _check_num_ports(num_ports)
+    check_count(num_ports, "num_ports")
     ports = get_free_ports(num_ports) if dist.get_rank() == node_rank else []
     return gather_from_ranks(ports, dist.get_world_size(), list[int])[node_rank]
 
@@ -122,11 +123,6 @@ def get_graph_store_info() -> GraphStoreInfo:
         ConfigError: A variable is missing, or there is no such process group.
     """
     return GraphStoreInfo.from_env()
-
-
-def _check_num_ports(num_ports: int) -> None:
-    if num_ports < 1:
-        raise ConfigError(f"num_ports must be an integer > 0, got {num_ports!r}")
 
 
 def _check_rank(rank: int) -> None:

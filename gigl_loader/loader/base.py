@@ -150,6 +150,8 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         check_overrides(cls, BaseDistLoader, NOT_CALLED)
         cls._has_own_collate = cls._collate_fn is not BaseDistLoader._collate_fn
 
+    # Also of a subclass that calls it: the other ranks wait for this one somewhere in there.
+    @report_failure_to_ranks(COULD_NOT_BUILD)
     def __init__(
         self,
         dataset: Dataset | RemoteDataset,
@@ -227,7 +229,7 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
         # Before workers start: an interpreter that ends during their start has to stop them, too.
         process_role.open_loaders.add(self)
         try:
-            # Whatever happens in there, all ranks come to the exchange of their steps.
+            # Before workers end: whatever happens, all ranks come to the exchange of their steps.
             with report_failure_to_ranks(COULD_NOT_BUILD):
                 if is_remote:
                     self._init_graph_store_connections(
@@ -715,7 +717,9 @@ class BaseDistLoader(FixedOptions, AnswersOthers, AnswersGLT, DistLoader):
             self._stats.tokens += batch.tokens.num_tokens
         return batch
 
-    _apply_ppr_outputs = staticmethod(with_ppr_outputs)
+    def _apply_ppr_outputs(self, data: Any, metadata: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return `with_ppr_outputs`: for the `_collate_fn` of a subclass, nothing here calls it."""
+        return with_ppr_outputs(data, metadata)
 
     # -- end ------------------------------------------------------------------------------------
 

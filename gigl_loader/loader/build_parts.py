@@ -267,7 +267,7 @@ def _set_up_here(
             source_options=made["source_options"],
         )
     except Exception:
-        # the others wait for this rank's input; of later errors `with_keywords` tells them
+        # the others wait for this rank's input; of later errors they hear in any exchange
         with contextlib.nullcontext() if steps.has_told else error_sent_to_ranks():
             raise
     return made

@@ -44,6 +44,14 @@ def start_aside(name: str, target: Callable[..., object], *args: Any) -> threadi
     return thread
 
 
+def fulfil(answer: Any, function: Callable[[], object]) -> None:
+    """Give a future what a function returns, or the error of any kind that it raises."""
+    try:
+        answer.set_result(function())
+    except BaseException as error:
+        answer.set_exception(error)
+
+
 def _run(
     target: Callable[..., object],
     args: tuple[Any, ...],

@@ -15,6 +15,7 @@ Source:
     at fee4ba50, ``distributed/utils/sampling_errors.py``, for a message that is an error.
 """
 
+import contextlib
 import inspect
 import logging
 import math
@@ -37,7 +38,7 @@ from gigl_loader.errors import (
     WorkerDiedError,
 )
 from gigl_loader.runtime.glt_classes import SamplingConfig
-from gigl_loader.runtime.threads import start_aside
+from gigl_loader.runtime.threads import fulfil, start_aside
 from gigl_loader.sampler.options import SourceOptions
 from gigl_loader.sources.staggered_start import WorkerTurns
 
@@ -114,7 +115,9 @@ class ProducerSource:
         self._batches = [whole(count / config.batch_size) for count in num_seeds]
         """Of each input."""
         self.num_batches = sum(self._batches)
-        self._takes_timeout = "timeout_ms" in inspect.signature(self.channel.recv).parameters
+        self._takes_timeout = False
+        with contextlib.suppress(ValueError):  # of a compiled function, which tells no parameters
+            self._takes_timeout = "timeout_ms" in inspect.signature(self.channel.recv).parameters
         self._awaited: Future[Any] | None = None
         """What a call in a thread will return or raise; None: nobody waits in one."""
         self._tickets: list[BatchTicket] = []
@@ -269,7 +272,7 @@ class ProducerSource:
         """
         if self._awaited is None:
             self._awaited = Future()
-            start_aside(f"{what} of {self.name}", _fulfil, self._awaited, function)
+            start_aside(f"{what} of {self.name}", fulfil, self._awaited, function)
         if not wait([self._awaited], timeout_s).done:
             return _NOTHING
         awaited, self._awaited = self._awaited, None
@@ -296,10 +299,3 @@ class ProducerSource:
         if not self._shut_down:
             self._shut_down, self._tickets = True, []
             self._producer.shutdown()
-
-
-def _fulfil(answer: "Future[Any]", function: Callable[[], Any]) -> None:
-    try:
-        answer.set_result(function())
-    except BaseException as error:  # the thread that waits raises it
-        answer.set_exception(error)

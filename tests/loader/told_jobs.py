@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader import (
+    BaseDistLoader,
     ConfigError,
     CustomSamplerOptions,
     DistABLPLoader,
@@ -36,6 +38,7 @@ from gigl_loader.sampler.options import EvenRanks
 from gigl_loader.testing import Footprint
 from tests.loader import world_jobs
 from tests.support.broken_groups import end_at_once, meet_in_store
+from tests.support.glt import CollocatedDistSamplingWorkerOptions, NodeSamplerInput
 
 GRAPH = world_jobs.GRAPH
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -242,6 +245,48 @@ def _epoch_of(how: dict[str, Any], seeds: int, **more: Any) -> None:
         num_neighbors=[2], input_nodes=torch.arange(seeds), batch_size=2, seed=1, **how, **more
     ) as loader:
         assert sum(batch.batch_size for batch in loader) >= 1
+
+
+class Idle:
+    """A producer that nobody asks for a batch."""
+
+    output_channel = SimpleNamespace(recv=dict)  # compiled: it tells no parameters
+
+    def init(self) -> None:
+        pass
+
+    produce_all = shutdown = init
+
+
+def of_the_base(rank: int, size: int) -> None:
+    """Who makes the parts and calls the base class has not been through our loaders' checks."""
+    dataset, runtime = DistDataset.from_pyg(_plain()), BaseDistLoader.resolve_runtime()
+    device = torch.device("cpu")
+    BaseDistLoader.initialize_colocated_sampling_worker(
+        local_rank=rank,
+        local_world_size=size,
+        node_rank=0,
+        node_world_size=1,
+        master_ip_address="127.0.0.1",
+        device=device,
+        num_cpu_threads=None,
+    )
+    build = partial(
+        BaseDistLoader,
+        dataset,
+        NodeSamplerInput(torch.arange(8)),
+        dataset.schema,
+        CollocatedDistSamplingWorkerOptions("127.0.0.1", 1),
+        BaseDistLoader.create_sampling_config([2], dataset.schema, 4),
+        device,
+        runtime,
+        Idle(),
+        process_start_gap_seconds=0,
+    )
+    for bad, words in (({"even_ranks": "odd"}, "even_ranks must"), ({"transform": 3}, "transform")):
+        one_is_wrong(rank, partial(build, **(bad if rank == 1 else {})), words)
+    with build() as loader:
+        assert len(loader) == 2
 
 
 def others_never_come(rank: int, size: int) -> None:

@@ -20,6 +20,7 @@ from gigl_loader.graph_store.server.storage_process import StorageProcess, init_
 from gigl_loader.graph_store.wire.graph_store_info import GraphStoreInfo, info_of_servers
 from gigl_loader.loader.deployment.process_role import open_loaders
 from gigl_loader.runtime.glt_classes import Dataset, _set_server_context, get_context
+from gigl_loader.runtime.plain_values import check_count
 from gigl_loader.runtime.transport import Security
 
 # one of each per process, as in graphlearn-torch
@@ -67,7 +68,8 @@ def init_server(
     global _server
     if _server is not None:
         raise UsageError("this process is a server: call wait_and_shutdown_server() first")
-    info = info_of_servers(_count("num_servers", num_servers), master_addr, int(master_port))
+    check_count(num_servers, "num_servers")
+    info = info_of_servers(num_servers, master_addr, int(master_port))
     _server = init_storage_process(
         server_rank,
         info,
@@ -132,9 +134,11 @@ def init_client(
         PeerTimeoutError: A server or another client did not come.
     """
     global _servers
-    if not 0 <= client_rank < _count("num_clients", num_clients):
+    check_count(num_servers, "num_servers")
+    check_count(num_clients, "num_clients")
+    if not 0 <= client_rank < num_clients:
         raise ConfigError(f"client_rank must be in [0, {num_clients}), got {client_rank}")
-    info = info_of_servers(_count("num_servers", num_servers), master_addr, int(master_port))
+    info = info_of_servers(num_servers, master_addr, int(master_port))
     own.join_cluster(
         info,
         client_rank,
@@ -170,12 +174,6 @@ def joined_dataset() -> RemoteDistDataset:
     if _servers is None:
         raise UsageError("this process is not a client: call init_client(...) first")
     return RemoteDistDataset(_servers, 0)
-
-
-def _count(name: str, value: int) -> int:
-    if value < 1:
-        raise ConfigError(f"{name} must be at least 1, got {value}")
-    return value
 
 
 def _group_name(given: str | None) -> str | None:

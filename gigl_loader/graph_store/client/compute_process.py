@@ -31,6 +31,7 @@ from gigl_loader.runtime.glt_classes import _set_client_context
 from gigl_loader.runtime.logs import know
 from gigl_loader.runtime.ranks.collectives import end_group
 from gigl_loader.runtime.ranks.gloo_interface import interface_towards
+from gigl_loader.runtime.threads import fulfil
 from gigl_loader.runtime.transport import Security
 
 _log = logging.getLogger(__name__)
@@ -97,12 +98,8 @@ def init_compute_process(
         ConfigError: A value cannot work.
     """
     global _owns_group, _rpc_timeout_s
-    if _cluster is not None:
-        raise UsageError("this process has joined a graph store: call shutdown_compute_process()")
-    check_patience(network_timeout)
     if rpc_timeout is not None:
         check_patience(rpc_timeout, "rpc_timeout")
-    _rpc_timeout_s = CALL_TIMEOUT_S if rpc_timeout is None else rpc_timeout
     has_group = dist.is_initialized()
     # the group's figures, not the environment's: Ray Train, for one, sets those differently
     if has_group:
@@ -123,6 +120,7 @@ def init_compute_process(
         timeout=timeout,
         network_timeout=network_timeout,
     )
+    _rpc_timeout_s = CALL_TIMEOUT_S if rpc_timeout is None else rpc_timeout
     try:
         if not has_group:
             # if a host's name means its loopback address, gloo makes the others connect to
@@ -382,16 +380,8 @@ def _run_function(
     call = connection.call(
         "run_function", timeout_s, path=path_of(func), data=data, tensors=tensors
     )
-    call.add_done_callback(lambda done: _hand_on(done, answer, read))
+    call.add_done_callback(lambda done: fulfil(answer, lambda: read(done.result())))
     return answer
-
-
-def _hand_on(done: "Future[Any]", answer: Any, read: Callable[[Any], Any]) -> None:
-    """Give ``answer``, a future, the result as ``read`` makes it, or the error of ``done``."""
-    try:
-        answer.set_result(read(done.result()))
-    except Exception as error:  # of the call, or of what came
-        answer.set_exception(error)
 
 
 def async_request_server(
@@ -416,7 +406,7 @@ def async_request_server(
     """
     answer: torch.futures.Future[T] = torch.futures.Future()
     call = call_server(server_rank, func, *args, timeout_s=_rpc_timeout_s, **kwargs)
-    call.add_done_callback(lambda done: _hand_on(done, answer, lambda result: result))
+    call.add_done_callback(lambda done: fulfil(answer, done.result))
     return answer
 
 

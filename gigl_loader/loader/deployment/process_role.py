@@ -125,8 +125,8 @@ def the_producer(producer: Any, sampler: Any) -> Any:
         return producer
     if producer is not None:
         raise ConfigError("both `producer` and its old name `sampler` were given: drop `sampler`")
-    # 3: the caller of the loader's constructor, which calls this.
-    warnings.warn("`sampler` was renamed to `producer`", DeprecationWarning, stacklevel=3)
+    # 5: the caller of the loader's constructor, which calls this within two wrappers.
+    warnings.warn("`sampler` was renamed to `producer`", DeprecationWarning, stacklevel=5)
     return sampler
 
 

@@ -47,6 +47,8 @@ KEYWORDS = _parameters()
 def with_keywords(**other: object) -> Callable[[L], L]:
     """Show a loader's ``**keywords`` in its signature, and answer those that it does not take.
 
+    An error of the constructor is told to the other ranks, as that of `BaseDistLoader` is.
+
     Args:
         **other: Defaults that differ in this loader.
     """

@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
 from gigl_loader.runtime.decoding import analysed
 from gigl_loader.runtime.ranks.collectives import broadcast_value
-from gigl_loader.runtime.threads import start_aside
+from gigl_loader.runtime.threads import fulfil, start_aside
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -339,11 +339,7 @@ class _Calls:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            future, call = item
-            try:
-                future.set_result(call())
-            except BaseException as error:  # any error goes to the caller; the thread continues
-                future.set_exception(error)
+            fulfil(*item)  # any error goes to the caller; the thread continues
 
 
 def _set(store: Store, key: str, value: bytes) -> None:

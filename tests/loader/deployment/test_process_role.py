@@ -70,12 +70,20 @@ def test_a_loader_needs_its_role(role: str | None, is_remote: bool) -> None:
 
 
 def test_the_old_name_of_the_producer() -> None:
-    one, other = object(), object()
+    one: Any = object()
+    other: Any = object()
     assert the_producer(one, None) is one
     with pytest.warns(DeprecationWarning, match="`sampler` was renamed"):
         assert the_producer(None, other) is other
     with pytest.raises(ConfigError, match="drop `sampler`"):
         the_producer(one, other)
+    none: Any = None
+    with (
+        pytest.warns(DeprecationWarning, match="was renamed") as told,
+        pytest.raises(WrongTypeError, match="one deployment"),
+    ):
+        BaseDistLoader(none, none, none, none, none, none, none, sampler=other)
+    assert told[0].filename == __file__
 
 
 def test_parts_of_two_deployments() -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.multiprocess
     [
         ("told_once", 3),
         ("colocated", 2),
+        ("of_the_base", 2),
         ("uneven", 2),
         pytest.param("others_never_come", 2, marks=pytest.mark.longest),
     ],
