@@ -53,21 +53,28 @@ def build(folder: Path, name: str, pyg_lib: Path | None) -> str:
     half_done = folder / f".{name}"
     shutil.rmtree(half_done, ignore_errors=True)
     venv.create(half_done, with_pip=True)
-    here = half_done / "bin" / "python"
     for packages in installs:
         wanted = [package.format(pyg_lib=pyg_lib) for package in packages]
-        if problem := _failed([str(here), "-m", "pip", "install", "--quiet", *wanted]):
+        if problem := _failed(half_done, ["-m", "pip", "install", "--quiet", *wanted]):
             return problem
-    if problem := _failed([str(here), "-c", f"import {module}"]):
+    if problem := _failed(half_done, ["-c", f"import torch, {module}"]):
         return problem
     half_done.rename(folder / name)
     return ""
 
 
-def _failed(command: Sequence[str]) -> str:
-    """Run a command; return the last line of its errors if it failed."""
-    how = {**os.environ, "FORCE_ONLY_CPU": "1", "FORCE_CUDA": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, env=how, check=False)
+def _failed(environment: Path, arguments: Sequence[str]) -> str:
+    """Run an environment's Python; return the last line of its errors if it failed."""
+    # CMake asks the first Python that it finds how torch was built
+    path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    how = {"PATH": path, "VIRTUAL_ENV": str(environment), "FORCE_ONLY_CPU": "1", "FORCE_CUDA": "0"}
+    done = subprocess.run(
+        [str(environment / "bin" / "python"), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **how},
+        check=False,
+    )
     lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
     return lines[-1] if done.returncode else ""
 
