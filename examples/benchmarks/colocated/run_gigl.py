@@ -19,7 +19,8 @@ from gigl_loader import (
 
 
 def _dataset(job: _job.Job) -> DistDataset:
-    data, more = _tasks.data(job), {}
+    data = _tasks.data(job)
+    more: dict[str, Any] = {}
     if job.task == "labels":
         more["supervision"] = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: (_tasks.positives(job), None)}
     if job.world_size == 1:
