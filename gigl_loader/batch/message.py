@@ -322,7 +322,8 @@ def columns_of(seeds: Any) -> dict[str, Any]:
 class SeedColumns:
     """The columns that may come with seeds, besides labels of anchors (`label_column`).
 
-    Values are tensors, arrays, or what a user gave for them; None: not there.
+    Values are tensors, arrays, or what a user gave for them; None: not there. What each of them is
+    stands with its name above, in the order of `_OF_SEEDS`.
     """
 
     input_id: Any = None
