@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from _job import Batch, Job, check, check_edges, ids_of, seeds
+from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -80,7 +81,7 @@ def data(job: Job) -> Any:
 
 def _typed(x: Tensor, edges: Tensor, nodes: int) -> HeteroData:
     """Return the graph with its nodes in `NUM_TYPES` blocks, each a type."""
-    made, bounds = HeteroData(), [nodes * number // NUM_TYPES for number in range(NUM_TYPES + 1)]
+    made, bounds = HeteroData(), _bounds(nodes)
     first = torch.tensor(bounds)
     of = torch.searchsorted(first, edges, right=True) - 1
     for number in range(NUM_TYPES):
@@ -95,8 +96,13 @@ def _typed(x: Tensor, edges: Tensor, nodes: int) -> HeteroData:
 
 def typed_seeds(job: Job) -> Tensor:
     """Return seeds of the first type, ``[needed_seeds]`` int64, repeated where it has fewer."""
-    size = (job.graph.indptr.size - 1) // NUM_TYPES
+    size = _bounds(job.graph.indptr.size - 1)[1]
     return torch.from_numpy(np.random.default_rng(8).integers(0, size, job.needed_seeds))
+
+
+def _bounds(nodes: int) -> list[int]:
+    """Return the first node of each type, and the one past the last."""
+    return [nodes * number // NUM_TYPES for number in range(NUM_TYPES + 1)]
 
 
 def fanout_of(job: Job) -> list[int]:
@@ -115,6 +121,14 @@ def batches(loader: Iterable[Any], job: Job) -> Iterator[Batch]:
         yield batch, edges
 
 
+def _trees(data: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the node and the tree of each feature row; raise where a tree has a node twice."""
+    ids, tree = ids_of(data.x.numpy()), data.batch.numpy()
+    if np.unique(np.stack([tree, ids]), axis=1).shape[1] != ids.size:
+        raise AssertionError("a node is in a tree twice")
+    return ids, tree
+
+
 def _check_labels(data: Any, job: Job) -> None:
     """Raise unless each seed has its positive, and edges are the graph's."""
     ids, wanted = ids_of(data.x.numpy()), positives(job).numpy()[:, : job.batch_size]
@@ -125,9 +139,7 @@ def _check_labels(data: Any, job: Job) -> None:
 
 def _check_disjoint(data: Any, job: Job) -> None:
     """Raise unless a node is once in a tree, an edge within one, and edges are the graph's."""
-    ids, tree = ids_of(data.x.numpy()), data.batch.numpy()
-    if np.unique(np.stack([tree, ids]), axis=1).shape[1] != ids.size:
-        raise AssertionError("a node is in a tree twice")
+    ids, tree = _trees(data)
     if (np.diff(tree[data.edge_index.numpy()], axis=0) != 0).any():
         raise AssertionError("an edge leads from tree to tree")
     check_edges(ids[data.edge_index.numpy()], job)
@@ -148,8 +160,7 @@ def _check_induced(data: Any, job: Job) -> None:
 
 def _check_typed(data: Any, job: Job) -> None:
     """Raise unless nodes are of their types, seeds come first, and edges are the graph's."""
-    nodes = job.graph.indptr.size - 1
-    bounds = [nodes * number // NUM_TYPES for number in range(NUM_TYPES + 1)]
+    bounds = _bounds(job.graph.indptr.size - 1)
     ids = {
         name: ids_of(store.x.numpy())
         for name, store in zip(data.node_types, data.node_stores, strict=True)
@@ -183,9 +194,7 @@ def _check_links(data: Any, job: Job) -> None:
 
 def _check_times(data: Any, job: Job) -> None:
     """Raise unless edges are those of the graph, and none is later than its seed."""
-    ids, tree = ids_of(data.x.numpy()), data.batch.numpy()
-    if np.unique(np.stack([tree, ids]), axis=1).shape[1] != ids.size:
-        raise AssertionError("a node is in a tree twice")
+    ids, tree = _trees(data)
     graph, edge = job.graph, data.e_id.numpy()
     source, target = ids[data.edge_index.numpy()]
     in_row = (graph.indptr[target] <= edge) & (edge < graph.indptr[target + 1])

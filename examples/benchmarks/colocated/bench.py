@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,6 @@ _BARE = "bare loop: kernels and gather in one process"
 _WIDE_BYTES = 1_000_000_000
 _NARROW_DIM = 8
 _SMALL_BATCH = 128
-_NOT_OF_PYG = {"labels", "labor"}
 _SCALE = 10
 _ENDS = 4  # of a seed edge and its negative
 _LONGER = 4  # times the batches for the fast ones, so that all are on the clock for seconds
@@ -144,7 +143,7 @@ class Bench:
 
 
 def _contestants(args: argparse.Namespace) -> list[tuple[Contestant, Bar | None]]:
-    here, glt = sys.executable, args.python_glt
+    here = sys.executable
     longer = args.batches * _LONGER
 
     def one(name: str, script: str, python: str | None, **changes: Any) -> Contestant:
@@ -163,18 +162,43 @@ def _contestants(args: argparse.Namespace) -> list[tuple[Contestant, Bar | None]
             ),
             None,
         ),
-        *(
-            (one(f"{name}, {_workers(count)}", script, python, num_workers=count, **changes), bar)
-            for name, script, python, bar, changes in (
-                ("GLT as installed", "run_glt.py", glt, Bar(10), {}),
-                ("GLT seeded", "run_glt.py", glt, Bar(3), {"seed": 1}),
-                ("DGL GraphBolt", "run_graphbolt.py", args.python_graphbolt, Bar(3), {}),
-                ("PyG NeighborLoader", "run_pyg.py", args.python_pyg, Bar(5), {}),
-                ("PyG NeighborLoader, pyg-lib", "run_pyg.py", args.python_pyg_lib, None, {}),
-            )
-            for count in args.peer_workers
-        ),
+        *((peer, bar) for peer, bar, _ in _peers(args)),
         (one(_BARE, "run_bare.py", here, batches=longer), Bar(0.75)),
+    ]
+
+
+def _peers(args: argparse.Namespace) -> list[tuple[Contestant, Bar | None, Collection[str]]]:
+    """Return each peer with each number of workers, its bar for nodes, and kinds to run it for."""
+    glt = args.python_glt
+    of_pyg = {*_tasks.KINDS} - {"labels", "labor"}
+    # of two ways to run a library, the faster one stands for it
+    table: list[tuple[str, str, str | None, Bar | None, Collection[str], dict[str, Any]]] = [
+        ("GLT as installed", "run_glt.py", glt, Bar(10), (), {}),
+        ("GLT seeded", "run_glt.py", glt, Bar(3), ("nodes",), {"seed": 1}),
+        (
+            "DGL GraphBolt",
+            "run_graphbolt.py",
+            args.python_graphbolt,
+            Bar(3),
+            ("nodes", "labor"),
+            {},
+        ),
+        ("PyG NeighborLoader", "run_pyg.py", args.python_pyg, Bar(5), (), {}),
+        ("PyG NeighborLoader, pyg-lib", "run_pyg.py", args.python_pyg_lib, None, of_pyg, {}),
+    ]
+    return [
+        (
+            Contestant(
+                name=f"{name}, {_workers(count)}",
+                script=script,
+                python=python,
+                changes={"num_workers": count, **changes},
+            ),
+            bar,
+            kinds,
+        )
+        for name, script, python, bar, kinds, changes in table
+        for count in args.peer_workers
     ]
 
 
@@ -302,28 +326,14 @@ def _figure_of(values: Any, name: str) -> list[str]:
 
 def _of_kind(args: argparse.Namespace, task: str) -> list[Contestant]:
     """Return gigl_loader, and each peer that has the kind with each number of workers."""
-    peers = [
-        ("PyG, pyg-lib", "run_pyg.py", args.python_pyg_lib, _tasks.KINDS.keys() - _NOT_OF_PYG),
-        ("DGL GraphBolt", "run_graphbolt.py", args.python_graphbolt, {"nodes", "labor"}),
-        ("GLT seeded", "run_glt.py", args.python_glt, {"nodes"}),
-    ]
     ours = Contestant(
-        name=f"{task}: gigl_loader",
+        name="gigl_loader",
         script="run_gigl.py",
         python=sys.executable,
         changes={"batches": args.batches * _LONGER},
     )
-    return [ours] + [
-        Contestant(
-            name=f"{task}: {name}, {_workers(count)}",
-            script=script,
-            python=python,
-            changes={"num_workers": count, **({"seed": 1} if script == "run_glt.py" else {})},
-        )
-        for name, script, python, has in peers
-        if task in has
-        for count in args.peer_workers
-    ]
+    having = [peer for peer, _, has in _peers(args) if task in has]
+    return [replace(one, name=f"{task}: {one.name}") for one in (ours, *having)]
 
 
 def _against_pyg(
