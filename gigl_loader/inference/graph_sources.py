@@ -6,21 +6,18 @@ Rows for a layer are exchanged between ranks, or fetched from the storage server
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.batch.leases import own_messages
-from gigl_loader.batch.message import Field
 from gigl_loader.dataset.dist_dataset import DistDataset
 from gigl_loader.dataset.identity import content_digest
-from gigl_loader.dataset.lookup import RowLookup, widened
+from gigl_loader.dataset.lookup import RowLookup
 from gigl_loader.dataset.partition.adjacency import EdgeBlock, all_edges, block_of
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -30,127 +27,11 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.graph_store.client.remote_dist_dataset import RemoteDistDataset
-from gigl_loader.inference.local_graph import NodeShares, message_types, position_of
+from gigl_loader.inference.local_graph import NodeShares, message_types
+from gigl_loader.inference.rank_rows import OwnedRows, Owners, RowSource
 from gigl_loader.inference.results import tensor_digest
-from gigl_loader.runtime.memory.segments import Array
-from gigl_loader.runtime.memory.tensors import as_array, bytes_of, dtype_name, dtype_named
-from gigl_loader.runtime.ranks.collectives import RankExchange, RowsFromRanks
-from gigl_loader.sampler.rows.reader import Scratch
-from gigl_loader.sampler.rows.row_exchange import Part, gather_rows
-
-
-class Owners(Protocol):
-    """The rank that computes each node."""
-
-    own_ids: dict[NodeType, Tensor]
-    """Global ids of this rank's nodes, ascending, by type."""
-
-    def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
-        """Return the rank that computes each of ``ids``: ``[n]`` int64."""
-
-
-class OwnedRows:
-    """Rows of the nodes that this rank computes, in memory or in a mapped file.
-
-    Args:
-        values: ``[num_rows, ...]``.
-        rows: ``[num_own]`` int64, the row of each own node; None: in order.
-        scales: Scales of quantized features; see `Rows.scales`.
-    """
-
-    def __init__(self, values: Tensor, rows: Tensor | None = None, scales: Tensor | None = None):
-        self.values, self._rows, self._scales = values, rows, scales
-
-    def part(self, positions: Array, to: Array | None) -> Part:
-        """Return the rows of own nodes, for `gather_rows` to write to the positions ``to``."""
-        rows = positions if self._rows is None else self._rows.numpy()[positions]
-        return as_array(self.values), rows, to
-
-    def widen(self, rows: Tensor) -> Tensor:
-        """Return rows in the form for a layer."""
-        return widened(rows, self._scales)
-
-
-RowSource = OwnedRows | Callable[[Tensor], Tensor]
-"""Rows of own nodes, or a function that fetches the rows of ids (``[n]`` int64, global)."""
-
-
-class RowFetcher:
-    """Fetches rows of nodes, from any rank.
-
-    Memory is reused: for sent and received data by the next call, for the rows themselves once they
-    are freed. New memory for each chunk would pile up in the allocator's many heaps.
-
-    Args:
-        owners: The rank of each node.
-        exchange: The ranks.
-    """
-
-    def __init__(self, owners: Owners, exchange: RankExchange) -> None:
-        self._owners, self._exchange = owners, exchange
-        # both are for one thread: a ChunkReader has a RowFetcher, and reads in one thread at a time
-        self._scratch, self._memory = Scratch(), own_messages()
-        self._first = {}
-        for name, ids in owners.own_ids.items():  # a range of ids needs no search
-            is_range = ids.numel() > 0 and int(ids[-1]) - int(ids[0]) == ids.numel() - 1
-            self._first[name] = int(ids[0]) if is_range else None
-
-    def get(self, node_type: NodeType, nodes: Tensor, sources: Sequence[RowSource]) -> list[Tensor]:
-        """Return the rows of ``nodes`` (``[n]`` int64, global) of each source. Collective."""
-        owned = [source for source in sources if isinstance(source, OwnedRows)]
-        exchanged = iter(self._exchanged(node_type, nodes, owned) if owned else [])
-        return [
-            # in the order of `sources`: next() takes the exchanged ones as they come up
-            source.widen(next(exchanged)) if isinstance(source, OwnedRows) else source(nodes)
-            for source in sources
-        ]
-
-    def _exchanged(
-        self, node_type: NodeType, nodes: Tensor, sources: Sequence[OwnedRows]
-    ) -> list[Tensor]:
-        if self._exchange.size == 1:
-            rows = self._positions(node_type, nodes)
-            return [self._gathered(source, [source.part(rows, None)], nodes) for source in sources]
-        # one exchange of ids serves all sources; each of them then sends its own rows
-        asked = RowsFromRanks(self._exchange, nodes, self._owners.owner(node_type, nodes))
-        theirs = self._positions(node_type, asked.theirs)
-        rows = self._positions(node_type, torch.from_numpy(nodes.numpy()[asked.mine]))
-        gathered = []
-        for source in sources:
-            came = self._answers(asked, source, theirs)
-            # Both parts are written directly to their places among `nodes`. `came` is memory of the
-            # next source's exchange: it is read before the loop goes on.
-            parts: list[Part] = [
-                source.part(rows, asked.mine),
-                (came, np.arange(asked.others.size), asked.others),
-            ]
-            gathered.append(self._gathered(source, parts, nodes))
-        return gathered
-
-    def _answers(self, asked: RowsFromRanks, source: OwnedRows, theirs: Array) -> Array:
-        """Send other ranks their rows; return the rows for this one."""
-        sent, came = (
-            self._scratch.matrix(
-                name, dtype_name(source.values.dtype), (count, *source.values.shape[1:])
-            )
-            for name, count in (("sent", theirs.size), ("came", asked.others.size))
-        )
-        # in stored form, e.g. as int8: they are widened after the exchange
-        gather_rows([source.part(theirs, None)], sent)
-        asked.answers(torch.from_numpy(sent), torch.from_numpy(came))
-        return came
-
-    def _gathered(self, source: OwnedRows, parts: Sequence[Part], nodes: Tensor) -> Tensor:
-        shape = (nodes.numel(), *source.values.shape[1:])
-        field = Field("x", dtype_name(source.values.dtype), shape, partial(gather_rows, parts))
-        return self._memory.write([field])[0]["x"]
-
-    def _positions(self, node_type: NodeType, ids: Tensor) -> Array:
-        first = self._first[node_type]
-        # no -1 here: only own nodes are looked up
-        rows = position_of(ids, self._owners.own_ids[node_type]) if first is None else ids - first
-        return rows.numpy()
-
+from gigl_loader.runtime.memory.tensors import bytes_of, dtype_name, dtype_named
+from gigl_loader.runtime.ranks.collectives import RankExchange
 
 _SAMPLE_ROWS = 4096
 """Number of sampled rows that identify a graph."""

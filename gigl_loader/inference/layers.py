@@ -1,8 +1,8 @@
 """A model as a list of layers, each computed for some destination rows at a time.
 
-A `Chunk` has such rows of a rank, with the rows of all their in-neighbours. Ranks work in step: in
-each step, a rank requests the rows for its own chunk, and responds to the others; a rank without a
-chunk, or with a finished one, only responds.
+A `Chunk` has such rows of a rank, with the rows of all their in-neighbours. Unless ranks read each
+other's rows in place, they work in step: in each step, a rank requests the rows for its own chunk,
+and responds to the others; a rank without a chunk, or with a finished one, only responds.
 """
 
 import inspect
@@ -24,8 +24,9 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from gigl_loader.dataset.partition.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.inference.graph_sources import GraphSource, OwnedRows, RowFetcher, RowSource
+from gigl_loader.inference.graph_sources import GraphSource
 from gigl_loader.inference.modules import Norm, check_model, is_normalized
+from gigl_loader.inference.rank_rows import RowFetcher, RowSource
 from gigl_loader.runtime.ranks.collectives import RankExchange
 from gigl_loader.runtime.user_functions import returned
 from gigl_loader.sampler.nodes import NodeLabels
@@ -69,7 +70,7 @@ class LayerInputs:
     rows: Mapping[NodeType, RowSource]
     weight: bool = False
     attr: bool = False
-    degrees: Mapping[Norm, OwnedRows] | None = None
+    degrees: Mapping[Norm, RowSource] | None = None
 
 
 class ChunkReader:

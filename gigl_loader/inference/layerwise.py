@@ -23,9 +23,7 @@ from gigl_loader.graph_store.client.remote_dist_dataset import RemoteDistDataset
 from gigl_loader.inference.graph_sources import (
     GraphSource,
     KeptTensors,
-    OwnedRows,
     PartitionGraph,
-    RowSource,
     StoredGraph,
 )
 from gigl_loader.inference.layers import (
@@ -37,6 +35,7 @@ from gigl_loader.inference.layers import (
     layers_of,
 )
 from gigl_loader.inference.modules import Norm
+from gigl_loader.inference.rank_rows import MappedRanks, OwnedRows, RowSource
 from gigl_loader.inference.results import (
     Destination,
     ParquetRows,
@@ -46,7 +45,13 @@ from gigl_loader.inference.results import (
     model_digest,
 )
 from gigl_loader.inference.uploaded_layers import LayerUploads
-from gigl_loader.runtime.memory.tensors import dtype_name, dtype_named, each_tensor, give_back_freed
+from gigl_loader.runtime.memory.tensors import (
+    dtype_name,
+    dtype_named,
+    each_tensor,
+    give_back_freed,
+    share_tensor,
+)
 from gigl_loader.runtime.progress import ProgressLine
 from gigl_loader.runtime.ranks.collectives import RankExchange, report_failure_to_ranks
 
@@ -101,9 +106,9 @@ def full_graph_inference(
 
     For graphs and widths that do not fit into memory with `full_graph`. Each layer is computed in
     chunks of destination rows, and written to a file before the next layer reads it. All ranks call
-    this together, and exchange rows of neighbours by ``all_to_all``, chunk by chunk. With a graph
-    store, the servers send edges and features, and each compute process computes a range of the
-    nodes. It keeps the edges for the layers after the first one: in memory, or with ``out`` in a
+    this together. Those of one machine read each other's rows in place; else they exchange rows of
+    neighbours by ``all_to_all``, chunk by chunk. With a graph store, the servers send edges and
+    features, and each compute process computes a range of the nodes. It keeps the edges for the layers after the first one: in memory, or with ``out`` in a
     file there that ends with the process.
 
     With ``out``, a killed run continues when it is started again in the same way. Finished chunks
@@ -422,7 +427,8 @@ class LayerRun:
             name: ChunkReader(graph, name, exchange, batch_size)
             for name in sorted(graph.owners.own_ids)
         }
-        self._degrees: dict[Norm, OwnedRows] = {}
+        self._ranks = MappedRanks(graph.owners, exchange)
+        self._degrees: dict[Norm, RowSource] = {}
         self._chunks_since_freed = 0
 
     @property
@@ -450,20 +456,22 @@ class LayerRun:
         first, computed = self._resume(results, uploads)
         last = len(self._layers) - 1
         line.skip(first * self.num_rows)
-        sources: Mapping[NodeType, RowSource] = self._graph.features()
-        # the layer before is in the files of an earlier run
-        if first:
-            sources = {name: OwnedRows(rows) for name, rows in computed.items()}
+        if first:  # the layer before is in the files of an earlier run
             self._keep(first - 1, results, uploads)  # the run before may have ended before it did
         for index in range(first, last + 1):
+            # only here: all types of a layer read the layer before
+            before = {n: results[n].offered(index - 1, rows) for n, rows in computed.items()}
+            sources = self._ranks.map(
+                {name: OwnedRows(rows) for name, rows in before.items()}
+                if index
+                else self._graph.features()
+            )
             computed = {}
             for name in self._readers:
                 rows = self._layer(index, name, sources, results[name], files.get(name), line)
                 if rows is not None:
                     computed[name] = rows
             self._keep(index, results, uploads)
-            # only now: all types of a layer read the layer before
-            sources = {name: OwnedRows(rows) for name, rows in computed.items()}
         for name, rows in computed.items():
             if name in files:
                 files[name].finish(rows)
@@ -596,7 +604,7 @@ class LayerRun:
         degrees = {norm: self._degrees_of(norm, name) for norm in sorted(norms, key=str)}
         return LayerInputs(sources, layer.weight, layer.attr, degrees)
 
-    def _degrees_of(self, norm: Norm, name: NodeType) -> OwnedRows:
+    def _degrees_of(self, norm: Norm, name: NodeType) -> RowSource:
         if norm not in self._degrees:
             # structure() without edge features sends no request, so each rank may have another
             # number of chunks; the empty part is for a rank without any
@@ -609,7 +617,8 @@ class LayerRun:
                 edges = chunk.edges[norm.edge_type]
                 num_rows = chunk.n_id[name].numel()
                 parts.append(norm.degrees(edges.edge_index, edges.weights, num_rows, chunk.num_dst))
-            self._degrees[norm] = OwnedRows(torch.cat(parts))
+            known = self._ranks.map({name: OwnedRows(share_tensor(torch.cat(parts)))})
+            self._degrees[norm] = known[name]
         return self._degrees[norm]
 
     def _outputs(

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from gigl_loader.errors import ConfigError, needed
 from gigl_loader.runtime.digests import DIGEST_BYTES, digest_of
-from gigl_loader.runtime.memory.tensors import dtype_name
+from gigl_loader.runtime.memory.tensors import bytes_of, dtype_name, empty_shared, map_file
 from gigl_loader.runtime.object_storage.folder_cache import Cache
 from gigl_loader.runtime.object_storage.object_folder import ObjectFolder, is_url
 from gigl_loader.runtime.ranks.collectives import RankExchange, report_failure_to_ranks
@@ -225,7 +225,12 @@ class Results:
         """Return ``[num_own, width]`` for the rows of a layer."""
         shape = (self._num_rows, width)
         if self._folder is None:
-            return torch.empty(shape, dtype=dtype, device="cpu")
+            # the next layer's ranks read it
+            return (
+                torch.empty(shape, dtype=dtype, device="cpu")
+                if last
+                else empty_shared(shape, dtype)
+            )
         if last:  # of an earlier run, and no longer whole
             self.withdraw(layer)
         path = self.layer_path(layer)
@@ -235,6 +240,16 @@ class Results:
         return torch.from_numpy(
             np.lib.format.open_memmap(path, "w+", np.dtype(dtype_name(dtype)), shape)
         )
+
+    def offered(self, layer: int, rows: Tensor) -> Tensor:
+        """Return a finished layer's rows in memory that other ranks can map."""
+        if self._folder is None or rows.numel() == 0:
+            return rows
+        path = self.layer_path(layer)
+        size = path.stat().st_size
+        # numpy's header is before the rows
+        values = map_file(path, "uint8", (size,))[size - len(bytes_of(rows)) :]
+        return values.view(rows.dtype).view(rows.shape)
 
     def withdraw(self, layer: int) -> None:
         """Remove the name of the last layer's file: damaged rows of it are computed again."""

@@ -25,10 +25,10 @@ class ThreadExchange(RankExchange):
     """Does what `RankExchange` does without a gradient, between threads."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
-        self._meeting, self.rank, self.size = meeting, rank, meeting.size
+        self.meeting, self.rank, self.size = meeting, rank, meeting.size
 
     def gather(self, value: Any, kind: Any) -> list[Any]:
-        meeting = self._meeting
+        meeting = self.meeting
         meeting.sent[self.rank] = value
         meeting.barrier.wait()
         found = list(meeting.sent)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from gigl_loader.dataset.partition.adjacency import EdgeBlock
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.inference.graph_sources import OwnedRows, PartitionGraph
+from gigl_loader.inference.graph_sources import PartitionGraph
 from gigl_loader.inference.layers import Chunk, ChunkReader, LayerInputs
 from gigl_loader.inference.modules import Norm
+from gigl_loader.inference.rank_rows import OwnedRows
 from gigl_loader.runtime.memory.tensors import each_tensor
 from tests.inference import full_jobs, typed_layers
 from tests.inference.exchange_in_threads import ThreadExchange, run_threads

@@ -10,7 +10,7 @@ from torch import Tensor
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.inference.graph_sources import OwnedRows, PartitionGraph
+from gigl_loader.inference.graph_sources import PartitionGraph
 from gigl_loader.inference.layers import (
     Chunk,
     ChunkReader,
@@ -20,6 +20,7 @@ from gigl_loader.inference.layers import (
     extra_of,
     layers_of,
 )
+from gigl_loader.inference.rank_rows import OwnedRows
 from gigl_loader.runtime.ranks.collectives import RankExchange
 from tests.inference import full_jobs, typed_layers
 

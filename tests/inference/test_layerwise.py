@@ -13,6 +13,7 @@ from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.inference import layerwise
 from gigl_loader.inference.full_graph import full_graph
 from gigl_loader.inference.layerwise import full_graph_inference
+from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
 from gigl_loader.testing import run_ranks
 from tests.inference import full_jobs, layerwise_jobs
 from tests.inference.layerwise_jobs import OUT, WIDTH, make
@@ -29,9 +30,18 @@ def test_one_process_needs_no_group(tmp_path: Path) -> None:
 
 @ranks
 @pytest.mark.parametrize(
-    ("job", "world"), [("same_as_one_process", 3), ("a_rank_without_nodes", 2)]
+    ("job", "world", "same_memory"),
+    [
+        ("same_as_one_process", 3, "1"),
+        ("a_rank_without_nodes", 2, "1"),
+        ("same_as_one_process", 2, "0"),
+        ("a_rank_without_nodes", 2, "0"),
+    ],
 )
-def test_ranks(job: str, world: int, tmp_path: Path) -> None:
+def test_ranks(
+    job: str, world: int, same_memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SAME_MEMORY_VARIABLE, same_memory)
     group, out = tmp_path / "group", tmp_path / "out"
     group.mkdir()
     run_ranks(getattr(layerwise_jobs, job), out, world_size=world, tmp_path=group)

@@ -1,5 +1,8 @@
 """Rows of nodes, whoever computes them."""
 
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.inference.graph_sources import OwnedRows, RangeShares, RowFetcher
+from gigl_loader.inference import rank_rows
+from gigl_loader.inference.graph_sources import RangeShares
 from gigl_loader.inference.local_graph import NodeShares
+from gigl_loader.inference.rank_rows import MappedRanks, OwnedRows, RowFetcher
+from gigl_loader.runtime.memory import same_host
+from gigl_loader.runtime.memory.tensors import share_tensor
+from gigl_loader.sampler.options import SAME_MEMORY_VARIABLE
 from tests.inference import full_jobs
 from tests.inference.exchange_in_threads import ThreadExchange, run_threads
 from tests.support.draws import examples
@@ -20,23 +28,41 @@ FLAT = torch.arange(NUM_NODES, dtype=torch.float64) / 7
 """Rows of nodes by global id."""
 
 
+def _owners(exchange: ThreadExchange, *, ranges: bool) -> RangeShares | NodeShares:
+    if ranges:
+        return RangeShares({NODE: NUM_NODES}, exchange)
+    view = full_jobs.partition(full_jobs.graph(), exchange.rank, exchange.size).view()
+    return NodeShares(view, exchange)
+
+
+class _NothingSent(ThreadExchange):
+    """Ranks that may agree on values, and exchange no rows."""
+
+    def all_to_all_values(self, *args: Any, **how: Any) -> Tensor:
+        raise AssertionError("rows were exchanged")
+
+
 @settings(max_examples=examples(15), deadline=None)
-@given(st.integers(1, 3), st.booleans(), st.data())
-def test_rows_of_any_nodes_on_any_ranks(world: int, ranges: bool, data: st.DataObject) -> None:
+@given(st.integers(1, 3), st.booleans(), st.booleans(), st.data())
+def test_rows_of_any_nodes_on_any_ranks(
+    world: int, ranges: bool, in_place: bool, data: st.DataObject
+) -> None:
     """Repeats and no nodes too; two calls, so that memory is used again while rows are held."""
     asked = [data.draw(st.lists(st.integers(0, NUM_NODES - 1), max_size=80)) for _ in range(world)]
 
     def job(exchange: ThreadExchange) -> None:
-        owners: RangeShares | NodeShares
-        if ranges:
-            owners = RangeShares({NODE: NUM_NODES}, exchange)
-        else:
-            view = full_jobs.partition(full_jobs.graph(), exchange.rank, world).view()
-            owners = NodeShares(view, exchange)
+        owners = _owners(exchange, ranges=ranges)
         own = owners.own_ids[NODE]
-        fetcher = RowFetcher(owners, exchange)
         turned = torch.arange(len(own)).flip(0)
-        sources = [OwnedRows(WIDE[own]), OwnedRows(FLAT[own].flip(0), turned)]
+        sources: Any = [OwnedRows(WIDE[own]), OwnedRows(FLAT[own].flip(0), turned)]
+        if in_place:
+            ranks = MappedRanks(owners, exchange)
+            sources = [
+                ranks.map({NODE: OwnedRows(share_tensor(source.values), source.rows)})[NODE]
+                for source in sources
+            ]
+            exchange = _NothingSent(exchange.meeting, exchange.rank)
+        fetcher = RowFetcher(owners, exchange)
         nodes = torch.tensor(asked[exchange.rank], dtype=torch.int64)
         first = fetcher.get(NODE, nodes, sources)
         second = fetcher.get(NODE, nodes.flip(0), sources)
@@ -46,6 +72,39 @@ def test_rows_of_any_nodes_on_any_ranks(world: int, ranges: bool, data: st.DataO
         assert fetcher.get(NODE, nodes, []) == []
 
     run_threads(world, job)
+
+
+@pytest.mark.parametrize("why", ["private", "one rank cannot", "switched off"])
+def test_rows_that_not_all_ranks_can_map_are_exchanged(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "switched off":
+        monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")
+    calls, lock = [0], threading.Lock()
+
+    def read_offers(offers: Any, kind: Any) -> Any:
+        with lock:
+            calls[0] += 1
+            cannot = calls[0] == 4 and why == "one rank cannot"  # three calls are about nodes
+        return {} if cannot else same_host.read_offers(offers, kind)
+
+    monkeypatch.setattr(rank_rows, "read_offers", read_offers)
+
+    def job(exchange: ThreadExchange) -> None:
+        owners = _owners(exchange, ranges=True)
+        own = owners.own_ids[NODE]
+        # the first rank's rows are its own alone
+        private = why == "private" and exchange.rank == 0
+        rows = WIDE[own] if private else share_tensor(WIDE[own])
+        sources = MappedRanks(owners, exchange).map({NODE: OwnedRows(rows)})
+        nodes = torch.arange(NUM_NODES)
+        (found,) = RowFetcher(owners, exchange).get(NODE, nodes, list(sources.values()))
+        assert torch.equal(found, WIDE)
+        source = sources[NODE]
+        assert isinstance(source, OwnedRows)
+        assert source.of_ranks is None
+
+    run_threads(3, job)
 
 
 @pytest.mark.parametrize("stored_first", [False, True])

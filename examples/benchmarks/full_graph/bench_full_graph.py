@@ -29,8 +29,9 @@ from gigl_loader.inference.graph_sources import PartitionGraph
 from gigl_loader.inference.layers import ChunkReader, LayerInputs
 from gigl_loader.runtime.ranks.collectives import RankExchange
 
-RANKS = 2
-WAYS = ("ranks", "pyg", "sampling")
+THREADS = 2
+"""Of each way: two ranks with one each, or one process with both."""
+WAYS = ("ranks", "rank", "pyg", "sampling")
 
 
 def parse_args() -> argparse.Namespace:
@@ -56,40 +57,36 @@ def partition_bytes(dataset: DistDataset) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
-def on_a_rank(rank: int, args: argparse.Namespace, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
+def on_a_rank(rank: int, args: argparse.Namespace, folder: str, ranks: int, number: int) -> None:
+    torch.set_num_threads(THREADS // ranks)
+    store = f"file://{folder}/store-{ranks}-{number}"
+    dist.init_process_group("gloo", store, rank=rank, world_size=ranks)
     model = make_model(args)
-    warm_up(rank, RANKS, folder)
+    warm_up(rank, ranks, f"{folder}/warm-{ranks}-{number}")
     before = PeakMemory.now()
-    dataset = DistDataset.load(f"{folder}/graph", rank)
+    dataset = DistDataset.load(f"{folder}/graph-{ranks}", rank)
     size = partition_bytes(dataset)
-    for number in range(args.rounds):
-        dist.barrier()
-        clock = Clock()
-        with PeakMemory() as memory:
-            found = full_graph_inference(
-                model, dataset, out=f"{folder}/out{number}", batch_size=args.batch_size
-            )
-        chunks, share = str(clock), (memory.peak - before) / size
-        dist.barrier()
-        clock = Clock()
-        with full_graph(model, dataset) as data, torch.no_grad():
-            assert isinstance(found.values, torch.Tensor)  # of a graph of one type
-            same = torch.allclose(model(data.x, data.edge_index), found.values, atol=1e-4)
-        if rank == 0:
-            print(f"  {RANKS} ranks, full_graph_inference  {chunks} on each", flush=True)
-            if number == 0:  # `full_graph` holds all messages, and malloc keeps some of that
-                print(f"      peak memory {share:.2f} of the partition", flush=True)
-            print(
-                f"  {RANKS} ranks, full_graph            {clock} on each, same: {same}", flush=True
-            )
+    who = f"  {ranks} rank{'s' if ranks > 1 else ''}, "
+    dist.barrier()
+    clock = Clock()
+    with PeakMemory() as memory:
+        found = full_graph_inference(
+            model, dataset, out=f"{folder}/out-{ranks}-{number}", batch_size=args.batch_size
+        )
+    chunks, share = str(clock), (memory.peak - before) / size
+    dist.barrier()
+    clock = Clock()
+    with full_graph(model, dataset) as data, torch.no_grad():
+        assert isinstance(found.values, torch.Tensor)  # of a graph of one type
+        same = torch.allclose(model(data.x, data.edge_index), found.values, atol=1e-4)
     if rank == 0:
+        print(f"{who:10}full_graph_inference  {chunks} on each", flush=True)
         print(
-            f"  a partition is {size / 2**20:.0f} MiB, a process with torch and compiled code "
-            f"{before / 2**20:.0f}",
+            f"      peak memory {share:.2f} of the partition of {size / 2**20:.0f} MiB, above "
+            f"{before / 2**20:.0f} of a process with torch and compiled code",
             flush=True,
         )
+        print(f"{who:10}full_graph            {clock} on each, same: {same}", flush=True)
     dist.destroy_process_group()
 
 
@@ -156,13 +153,18 @@ def main() -> None:
     args = parse_args()
     sizes = f"{args.nodes:,} nodes, {args.edges:,} edges, {args.width} float32"
     print(f"{sizes}, SAGE 2 x {args.hidden}", flush=True)
-    if "ranks" in args.ways:
-        with tempfile.TemporaryDirectory() as folder:
+    counts = [count for way, count in (("ranks", THREADS), ("rank", 1)) if way in args.ways]
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in counts:
+            graph = make_graph(args)
             partition_graph(
-                make_graph(args), RANKS, f"{folder}/graph", method="contiguous", progress=False
+                graph, ranks, f"{folder}/graph-{ranks}", method="contiguous", progress=False
             )
-            spawn(on_a_rank, (args, folder), RANKS)
-    torch.set_num_threads(RANKS)
+            del graph
+        for number in range(args.rounds):
+            for ranks in counts:
+                spawn(on_a_rank, (args, folder, ranks, number), ranks)
+    torch.set_num_threads(THREADS)
     model = make_model(args)
     for number in range(args.rounds if "pyg" in args.ways else 0):
         alone = in_one_process(model, args)

@@ -230,13 +230,18 @@ def share_tensor(tensor: Tensor) -> Tensor:
 
     Copies once, unless it is in shared memory or a mapped file already, or is empty.
     """
-    if tensor.is_shared() or tensor.numel() == 0 or is_mapped_file(tensor):
+    if can_be_offered(tensor):
         return tensor
     # not torch's own `Tensor.share_memory_`: that takes a file of /dev/shm, which containers
     # keep small, and does not reserve it, so that a full one ends the process with SIGBUS
     shared = empty_shared(tuple(tensor.shape), tensor.dtype)
     shared.copy_(tensor)
     return shared
+
+
+def can_be_offered(tensor: Tensor) -> bool:
+    """Return whether other processes can map ``tensor`` (CPU) as it is, without a copy."""
+    return tensor.is_shared() or tensor.numel() == 0 or is_mapped_file(tensor)
 
 
 def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -479,6 +479,22 @@ class RankExchange:
         return out.to(values.device)
 
 
+def order_by_rank(owner: Tensor, num_ranks: int) -> tuple[Any, Any]:
+    """Return the positions of the ids of rank 0, then rank 1..., and the number of ids of each.
+
+    Args:
+        owner: ``[n]`` int64, the rank of each id.
+        num_ranks: The ranks.
+    """
+    owners: Any = owner.numpy()
+    if num_ranks <= _FEW_RANKS:
+        order = np.concatenate([np.flatnonzero(owners == r) for r in range(num_ranks)])
+    else:  # numpy sorts the 2 bytes of the narrow ones by radix, four times as fast
+        narrow = owners.astype(np.int16) if num_ranks <= 1 << 15 else owners
+        order = np.argsort(narrow, kind="stable")
+    return order, np.bincount(owners, minlength=num_ranks)
+
+
 class RowsFromRanks:
     """Rows by id, requested from their owner ranks; a rank's own rows are not exchanged.
 
@@ -492,14 +508,7 @@ class RowsFromRanks:
 
     def __init__(self, exchange: RankExchange, ids: Tensor, owner: Tensor) -> None:
         self._exchange, rank = exchange, exchange.rank
-        owners: Any = owner.numpy()
-        # all_to_all wants the ids of rank 0 first, then those of rank 1...
-        if exchange.size <= _FEW_RANKS:
-            order = np.concatenate([np.flatnonzero(owners == r) for r in range(exchange.size)])
-        else:  # numpy sorts the 2 bytes of the narrow ones by radix, four times as fast
-            narrow = owners.astype(np.int16) if exchange.size <= 1 << 15 else owners
-            order = np.argsort(narrow, kind="stable")
-        counts = np.bincount(owners, minlength=exchange.size)
+        order, counts = order_by_rank(owner, exchange.size)
         start, stop = int(counts[:rank].sum()), int(counts[: rank + 1].sum())
         self.mine = order[start:stop]
         """Positions in ``ids`` of this rank's own."""
