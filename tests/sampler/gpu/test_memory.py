@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader import (
+    ConfigError,
+    DistDataset,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+    SamplingError,
+    partition_graph,
+)
 from gigl_loader.batch.device.device_memory import DeviceMemory
 from gigl_loader.commands.capacity.needs import CONCURRENCY
 from gigl_loader.commands.plan import main
@@ -101,6 +108,18 @@ def test_hops_that_may_draw_too_many_are_refused(
     words = rf"hop {hop} over .* may draw {places:,} neighbours \(fan-out {fanout}, .* {DEGREE}\)"
     with pytest.raises(ConfigError, match=words):
         DistNeighborLoader(placed, fanouts, torch.arange(50), **ONE)
+
+
+def test_each_batch_of_links_is_checked_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their ends and negatives are roots, too, which are known with the batch alone."""
+    placed = DistDataset.from_pyg(_data()).to("cpu", kernels="torch")
+    monkeypatch.setattr(device_expansion, "_MOST_PLACES", 250)  # enough for 50 seeds that draw 5
+    links = torch.arange(200).view(2, 100)
+    with (
+        DistLinkNeighborLoader(placed, [5], links, neg_sampling="binary", **ONE) as loader,
+        pytest.raises(SamplingError, match=r"hop 1 over .* may draw [\d,]+ neighbours"),
+    ):
+        next(iter(loader))
 
 
 def test_more_places_than_are_labelled_at_once_are_refused() -> None:
