@@ -108,8 +108,9 @@ def full_graph_inference(
     chunks of destination rows, and written to a file before the next layer reads it. All ranks call
     this together. Those of one machine read each other's rows in place; else they exchange rows of
     neighbours by ``all_to_all``, chunk by chunk. With a graph store, the servers send edges and
-    features, and each compute process computes a range of the nodes. It keeps the edges for the layers after the first one: in memory, or with ``out`` in a
-    file there that ends with the process.
+    features, and each compute process computes a range of the nodes. It keeps the edges for the
+    layers after the first one: in memory, or with ``out`` in a file there that ends with the
+    process.
 
     With ``out``, a killed run continues when it is started again in the same way. Finished chunks
     are kept if their digest matches; at a URL, a run on another machine has the finished layers.
