@@ -62,8 +62,8 @@ FACES = {
         "same_host": "Mappings Offer OwnHostProof Region SameHostProof read_offers",
         # memory as arrays and as tensors
         "segments": "Array Layout align array_in nbytes_of storage_dtype",
-        "tensors": "Offered as_array bytes_of dtype_name dtype_named each_tensor empty_shared "
-        "give_back_freed map_file mapping_of share_tensor tensor_in tensors_in",
+        "tensors": "Offered as_array bytes_of can_be_offered dtype_name dtype_named each_tensor "
+        "empty_shared give_back_freed map_file mapping_of share_tensor tensor_in tensors_in",
     },
     "runtime/object_storage": {
         "command_options": "add_cache",
@@ -75,8 +75,8 @@ FACES = {
     },
     "runtime/ranks": {
         "collectives": "COULD_NOT_BUILD RankExchange RowsFromRanks backends_of broadcast_value "
-        "check_same_options decide_with_ranks end_group gather_from_ranks report_failure_to_ranks "
-        "suspect_ranks",
+        "check_same_options decide_with_ranks end_group gather_from_ranks order_by_rank "
+        "report_failure_to_ranks suspect_ranks",
         "for_scripts": "on_all_ranks shared_folder sum_over_ranks",
         "gloo_interface": "VARIABLE interface_needed interface_towards",
     },

@@ -44,6 +44,19 @@ def test_it_is_a_child_with_the_environment_of_now(
     assert told == [str(os.getpid()), str(tmp_path), "yes", str(fds), "True"]
 
 
+def test_orphans_of_others_are_not_adopted() -> None:
+    """Its parent would never wait for them: it adopts while the zygote forks, and then no more."""
+    pool.start_supervisor("", []).wait(60)
+    left = ["sh", "-c", "sleep 600 > /dev/null & echo $!"]
+    orphan = int(subprocess.run(left, stdout=subprocess.PIPE, check=True).stdout)
+    try:
+        stat = read_stat(orphan)
+        assert stat is not None
+        assert stat[1] != str(os.getpid())
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
 def test_an_error_is_its_exit_code() -> None:
     assert pool.start_supervisor("1 / 0", []).wait(60) == 1
 
@@ -96,33 +109,41 @@ def test_processes_that_multiprocessing_spawns_are_forked() -> None:
 def _start_and_wait(folder: Path) -> None:
     assert uses_zygote()
     process = pool.start_supervisor("import signal; signal.pause()", [])
-    (folder / str(process.pid)).touch()
+    forked = os.fork()
+    if forked == 0:  # as long as this one lives, its end of the zygote's socket is open
+        signal.pause()
+    (folder / f"{process.pid} {forked}").touch()
     process.wait()
 
 
-def _zygotes_of(pid: int | None) -> list[int]:
+def _children_of(pid: int | None) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         stat = read_stat(int(entry.name)) if entry.name.isdigit() else None
         if stat is not None and stat[1] == str(pid):
             found.append(int(entry.name))
-    return [one for one in found if Path(f"/proc/{one}/comm").read_text().strip() == NAME]
+    return found
 
 
 def test_the_zygote_of_a_process_ends_with_it(tmp_path: Path) -> None:
-    process = ForkedProcess(target=_start_and_wait, args=(tmp_path,))
+    process, children = ForkedProcess(target=_start_and_wait, args=(tmp_path,)), set[int]()
     process.start()
     try:
         wait_until(lambda: list(tmp_path.iterdir()), "it has started one")
-        (child,) = (int(path.name) for path in tmp_path.iterdir())
+        (told,) = tmp_path.iterdir()
+        children = {int(pid) for pid in told.name.split()}
         seen = Footprint.below(process.pid)
-        assert list(seen.pids) == [child], "zygotes are the tests' own and do not count"
-        (zygote,) = _zygotes_of(process.pid)
+        assert set(seen.pids) == children, "zygotes are the tests' own and do not count"
+        (zygote,) = set(_children_of(process.pid)) - children
+        assert Path(f"/proc/{zygote}/comm").read_text().strip() == NAME
+        assert not _children_of(zygote), "what was between it and the child is no zombie"
+        process.kill()
+        wait_until(lambda: process_state(zygote) in ("gone", "dead"), "the zygote has ended", 20)
     finally:
         process.kill()
         process.join()
-    wait_until(lambda: process_state(zygote) in ("gone", "dead"), "the zygote has ended")
-    os.kill(child, signal.SIGKILL)
+        for child in children:
+            os.kill(child, signal.SIGKILL)
     seen.check_gone()
 
 

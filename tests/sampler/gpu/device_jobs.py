@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,21 @@ def resumed_and_left_by_all(rank: int, size: int) -> None:
             next(iter(parts))
 
 
+@contextlib.contextmanager
+def swaps_noted() -> Iterator[list[torch.dtype]]:
+    """Note the types of what is sent from device to device inside the block."""
+    swaps: list[torch.dtype] = []
+    swap = RankExchange.all_to_all_values
+
+    def noted(self: Any, rows: torch.Tensor, *args: Any) -> torch.Tensor:
+        swaps.append(rows.dtype)
+        return swap(self, rows, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RankExchange, "all_to_all_values", noted)
+        yield swaps
+
+
 def quantised_rows(rank: int, size: int, folder: Path) -> None:
     """Rows travel between devices as they are stored, and batches have float32."""
     rows = torch.linspace(-1, 1, 120).reshape(40, 3)
@@ -120,10 +135,11 @@ def quantised_rows(rank: int, size: int, folder: Path) -> None:
         known = [batch_digest(batch) for batch in loader]
     for features in ("device", "host"):
         placed = dataset.to("cpu", kernels="torch", features=features)
-        with DistNeighborLoader(placed, num_workers=0, **how) as loader:
+        with DistNeighborLoader(placed, num_workers=0, **how) as loader, swaps_noted() as swaps:
             batches = list(loader)
         assert [batch_digest(batch) for batch in batches] == known
         assert batches[0].x.dtype == torch.float32
+        assert set(swaps) == {torch.int64, torch.int8}, "ids, and rows that are not widened yet"
 
 
 def degrees_that_differ(rank: int, size: int) -> None:
@@ -217,15 +233,8 @@ def hops_over_all_edges_ask_nobody(rank: int, size: int) -> None:
     """Only rows are exchanged; edges are gathered once, for all loaders of a dataset."""
     dataset = cases.partition(rank, size, typed=False).to("cpu", kernels="torch", edges="all")
     how: dict[str, Any] = {"batch_size": 8, "seed": 1, "num_workers": 0}
-    swaps, own, of_a_batch = [], torch.arange(rank, cases.NODES, size), set()
-    swap = RankExchange.all_to_all_values
-
-    def noted(self: Any, rows: torch.Tensor, *args: Any) -> torch.Tensor:
-        swaps.append(rows.shape)
-        return swap(self, rows, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RankExchange, "all_to_all_values", noted)
+    own, of_a_batch = torch.arange(rank, cases.NODES, size), set()
+    with pytest.MonkeyPatch.context() as patch, swaps_noted() as swaps:
         patch.setattr(partitioned_graph, "_SLICE", 50)  # edges come in several slices
         for fanouts in ([3], [3, 2, 2]):
             with DistNeighborLoader(dataset, fanouts, own, exchange="collective", **how) as loader:
@@ -239,9 +248,14 @@ def hops_over_all_edges_ask_nobody(rank: int, size: int) -> None:
         assert found == [batch_digest(batch) for batch in whole]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceMemory, "free_bytes", lambda memory: 1000 if rank else 10**9)
-        placed = dataset.to("cpu", kernels="torch", edges="all")
-        with pytest.raises(ConfigError, match=r"all edges of a type take .* some rank has 1000"):
-            DistNeighborLoader(placed, [3], own, exchange="collective", **how)
+        texts: dict[Any, str] = {
+            "all": r"all edges of a type take .* some rank has 1000",
+            "own": r"batches take up to .*, which has 1000",  # on the rank with room, too
+        }
+        for edges, text in texts.items():
+            placed = dataset.to("cpu", kernels="torch", edges=edges)
+            with pytest.raises(ConfigError, match=text):
+                DistNeighborLoader(placed, [3], own, exchange="collective", **how)
     one_way = dataset.to("cpu", kernels="torch", edges="all" if rank else "own")
     with pytest.raises(ConfigError, match="the same edges= on all"):
         DistNeighborLoader(one_way, [3], own, exchange="collective", **how)
@@ -273,7 +287,7 @@ def launches_in_one_order(rank: int, size: int) -> None:
 
     The loader's are launched while the trainer waits for a batch: those of the first batch and of
     all that are ready ahead of it, then those of one more for each batch. Rank 1 trains slowly, so
-    that its loader could run ahead as far as it may.
+    that its loader could run ahead as far as it may: as far as that of rank 0.
     """
     log: list[tuple[str, str, str]] = []
     swap, ahead = RankExchange.all_to_all_values, 3
@@ -289,7 +303,10 @@ def launches_in_one_order(rank: int, size: int) -> None:
     model, nodes = ModelWithLog(note), torch.arange(rank, cases.NODES, size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RankExchange, "all_to_all_values", swapped)
-        with loader_of(rank, size, nodes, batch_size=4, worker_concurrency=ahead + 1) as loader:
+        concurrency = ahead + 1 + rank  # the least counts
+        with loader_of(
+            rank, size, nodes, batch_size=4, worker_concurrency=concurrency, timeout=60
+        ) as loader:
             opened = list(log)
             for at, batch in enumerate(loader):
                 if rank == 1:
