@@ -7,7 +7,7 @@ imports mean gigl_loader.
 
 import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -77,10 +77,7 @@ def _add(name: str, module: ModuleType, parent: ModuleType | None) -> None:
 
 def _put(name: str, folder: Path, parent: ModuleType | None) -> None:
     """Import the package of a folder under ``name``."""
-    file = str(folder / "__init__.py")
-    spec = spec_from_file_location(
-        name, loader=SourceFileLoader(name, file), submodule_search_locations=[str(folder)]
-    )
+    spec = spec_from_file_location(name, folder / "__init__.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

@@ -37,7 +37,6 @@ _PLAIN = (
 _NODES = "DistNeighborLoader, after DistDataset.from_pyg(data)"
 _LINKS = "DistLinkNeighborLoader, after DistDataset.from_pyg(data)"
 _SAMPLER = "CustomSamplerOptions(path, keywords) takes a sampler of your own by its import path"
-_PRODUCER = "DistSamplingProducer, which loaders make themselves"
 _ROLES = {
     "init_server": f"{_OF_GLT}{_SERVE}",
     "get_server": f"{_OF_GLT}{_SERVE}",
@@ -58,7 +57,6 @@ _SERVERS_OWN = "loaders and servers make it themselves; DistServer has the calls
 _QUANTIZED = (
     "feature_dtype= of partition_tables(...) stores rows in fewer bits; batches have floats"
 )
-_BY_ID = "DistDataset.get_features(ids) reads rows of nodes, of all partitions"
 _OF_TENSORS = "torch's own functions; datasets and loaders here convert what they are given"
 _CHANNEL = "BaseDistLoader.create_colocated_channel(...) makes the channel of a producer"
 _RPC_GATHER = "torch.distributed.all_gather_object(...), or on_all_ranks(...) of gigl_loader"
@@ -86,7 +84,7 @@ ADVICE: dict[str, dict[str, str]] = {
         "DistGraph": "DistDataset, whose attribute graph has the edges of this partition",
         "PartialFeature": "DistFeature; DistDataset.get_features(ids) reads rows of all partitions",
         "DistLoader": "BaseDistLoader",
-        "DistMpSamplingProducer": _PRODUCER,
+        "DistMpSamplingProducer": "DistSamplingProducer, which loaders make themselves",
         "DistCollocatedSamplingProducer": "num_workers=0 samples in the training process",
         "MpDistSamplingWorkerOptions": f"{_OF_GLT}{_PLAIN}",
         "CollocatedDistSamplingWorkerOptions": f"{_OF_GLT}num_workers=0 of a loader",
@@ -204,7 +202,7 @@ ADVICE: dict[str, dict[str, str]] = {
         ),
         **_each("all_gather global_all_gather", _RPC_GATHER),
         **_each("barrier global_barrier", "torch.distributed.barrier()"),
-        "DistFeature": _BY_ID,
+        "DistFeature": "DistDataset.get_features(ids) reads rows of nodes, of all partitions",
     },
     "gigl_loader.glt.utils": {
         "common": "its names are in gigl_loader.glt.utils",

@@ -130,23 +130,10 @@ class DistLinkNeighborLoader(gigl_loader.DistLinkNeighborLoader):
     it is for ``edge_dir="out"`` alone, in the store of the reversed type, and so is
     ``edge_label``; for ``"in"`` sources are above.
 
-    Args:
-        data: As in `DistNeighborLoader`, and so are all that are not named here.
-        num_neighbors: The same.
-        batch_size: Seed edges per batch.
-        edge_label_index: ``[2, num_edges]`` int64, or ``(edge_type, index)``. From servers, the
-            first one samples.
-        edge_label: ``[num_edges, ...]``, labels of the seed edges.
-        neg_sampling: ``"binary"``, ``"triplet"``, or a ``NegativeSampling``.
-        shuffle: The same.
-        drop_last: The same.
-        with_edge: The same.
-        with_weight: The same.
-        edge_dir: The same.
-        collect_features: The same.
-        to_device: The same.
-        random_seed: The same.
-        worker_options: The same.
+    The arguments are those of `DistNeighborLoader`, with seed edges in place of seeds:
+    ``edge_label_index``, ``[2, num_edges]`` int64 or ``(edge_type, index)``, and their labels
+    ``edge_label``, ``[num_edges, ...]``. From servers, the first one samples. ``neg_sampling`` is
+    ``"binary"``, ``"triplet"``, or a ``NegativeSampling``.
     """
 
     def __init__(
