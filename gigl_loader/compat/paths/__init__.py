@@ -1,7 +1,8 @@
 """Old public paths and GiGL's module paths: `gigl_loader` has this folder in its ``__path__``.
 
-Each is a plain file. This one is what `compat.install` puts in the place of another package: a
-package with these modules and the names of `gigl_loader`.
+Each is a plain file. One without a docstring is GiGL's module of the same path below
+``gigl.distributed``: names of ours that it has, and advice on the others. This package is what
+`compat.install` puts in the place of another: it has these modules and the names of `gigl_loader`.
 """
 
 from functools import partial

@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.base_dist_loader``."""
-
 from gigl_loader import BaseDistLoader as BaseDistLoader
 from gigl_loader import DistributedRuntimeInfo as DistributedRuntimeInfo
 from gigl_loader.compat.advice import advise

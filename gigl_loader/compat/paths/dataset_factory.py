@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.dataset_factory``."""
-
 from gigl_loader.compat.advice import advise
 from gigl_loader.compat.gigl_task import build_dataset as build_dataset
 from gigl_loader.compat.gigl_task import (

@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.dist_ablp_neighborloader``."""
-
 from gigl_loader import DistABLPLoader as DistABLPLoader
 from gigl_loader.compat.advice import advise
 

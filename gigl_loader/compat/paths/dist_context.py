@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.dist_context``."""
-
 from gigl_loader import DistributedContext as DistributedContext
 from gigl_loader.compat.advice import advise
 

@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.dist_dataset``."""
-
 from gigl_loader import DistDataset as DistDataset
 from gigl_loader.compat.advice import advise
 

@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.dist_sampling_producer``."""
-
 from gigl_loader import DistSamplingProducer as DistSamplingProducer
 from gigl_loader.compat.advice import advise
 

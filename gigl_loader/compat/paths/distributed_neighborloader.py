@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.distributed_neighborloader``."""
-
 from gigl_loader import DistNeighborLoader as DistNeighborLoader
 from gigl_loader.compat.advice import advise
 

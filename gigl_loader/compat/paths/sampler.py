@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.sampler``; `gigl_loader.sampler` answers with these names, too."""
-
 from gigl_loader.compat.advice import advise
 from gigl_loader.sampler.labeled_anchors import (
     NEGATIVE_LABEL_METADATA_KEY as NEGATIVE_LABEL_METADATA_KEY,

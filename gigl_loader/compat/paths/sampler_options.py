@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.sampler_options``."""
-
 from gigl_loader import KHopNeighborSamplerOptions as KHopNeighborSamplerOptions
 from gigl_loader import PPRSamplerOptions as PPRSamplerOptions
 from gigl_loader import SamplerOptions as SamplerOptions

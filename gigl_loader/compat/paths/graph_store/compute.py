@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.graph_store.compute``."""
-
 from gigl_loader.compat.advice import advise
 from gigl_loader.graph_store import async_request_server as async_request_server
 from gigl_loader.graph_store import init_compute_process as init_compute_process

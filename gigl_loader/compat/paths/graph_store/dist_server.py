@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.graph_store.dist_server``."""
-
 from gigl_loader.compat.advice import advise
 from gigl_loader.graph_store import DistServer as DistServer
 

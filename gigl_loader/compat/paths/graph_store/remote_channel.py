@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.graph_store.remote_channel``."""
-
 from gigl_loader.compat.advice import advise
 from gigl_loader.graph_store import RemoteReceivingChannel as RemoteReceivingChannel
 

@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.graph_store.remote_dist_dataset``."""
-
 from gigl_loader import RemoteDistDataset as RemoteDistDataset
 from gigl_loader.compat.advice import advise
 

@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.types.graph``."""
-
 from gigl_loader import DEFAULT_HOMOGENEOUS_EDGE_TYPE as DEFAULT_HOMOGENEOUS_EDGE_TYPE
 from gigl_loader import DEFAULT_HOMOGENEOUS_NODE_TYPE as DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader import FeatureInfo as FeatureInfo

@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.utils.ablp``."""
-
 from gigl_loader.compat.advice import advise
 from gigl_loader.compat.gigl_loaders import label_edge_index_to_dict as label_edge_index_to_dict
 from gigl_loader.compat.gigl_loaders import (

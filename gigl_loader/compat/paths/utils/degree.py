@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.utils.degree``."""
-
 from gigl_loader.compat.advice import advise
 from gigl_loader.dataset.degrees import (
     compute_and_broadcast_degree_tensor as compute_and_broadcast_degree_tensor,

@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.utils.device``."""
-
 from gigl_loader.compat.advice import advise
 from gigl_loader.compat.utils import get_available_device as get_available_device
 

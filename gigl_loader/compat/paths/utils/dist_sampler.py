@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.utils.dist_sampler``: no name of it exists here."""
-
 from gigl_loader.compat.advice import advise
 
 __getattr__ = advise("gigl_loader.utils.dist_sampler")

@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.utils.init_neighbor_loader_worker``."""
-
 from gigl_loader.compat.advice import advise
 from gigl_loader.loader.deployment.job_ranks import get_process_group_name as get_process_group_name
 from gigl_loader.loader.deployment.job_ranks import (

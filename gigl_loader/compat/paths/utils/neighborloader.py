@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.utils.neighborloader``."""
-
 from gigl_loader import DatasetSchema as DatasetSchema
 from gigl_loader.batch.glt_message import extract_edge_type_metadata as extract_edge_type_metadata
 from gigl_loader.compat.advice import advise

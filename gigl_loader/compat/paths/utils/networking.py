@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.utils.networking``."""
-
 from gigl_loader.compat.advice import advise
 from gigl_loader.compat.utils import get_free_port as get_free_port
 from gigl_loader.compat.utils import get_free_ports as get_free_ports

@@ -1,5 +1,3 @@
-"""GiGL's ``gigl.distributed.utils.sampling_errors``."""
-
 from gigl_loader.compat.advice import advise
 from gigl_loader.compat.gigl_loaders import raise_if_sampling_error as raise_if_sampling_error
 

@@ -1,5 +1,3 @@
-"""GiGL's ``utils.serialized_graph_metadata_translator``: no name of it exists here."""
-
 from gigl_loader.compat.advice import advise
 
 __getattr__ = advise("gigl_loader.utils.serialized_graph_metadata_translator")
