@@ -264,7 +264,7 @@ def test_the_whole_graph_has_them_and_layers_say_that_they_need_x() -> None:
     with full_graph(torch.nn.Identity(), dataset, device="cpu") as data:
         for name in ("user", "item"):
             assert same(data[name].tf, graph[name].tf)
-        assert "tf-numerical" not in data["user"]
+        assert "tf-rows" not in data["user"]
     with pytest.raises(ConfigError, match=r"nodes of \['item', 'user'\] have rows of mixed types"):
         full_graph_inference([lambda x, edge_index, num_dst: x], dataset)
 

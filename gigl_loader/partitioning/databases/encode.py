@@ -17,10 +17,13 @@ import pyarrow.parquet as pq
 from gigl_loader.dataset.partition.frames import (
     NO_TIME,
     PADDED,
+    STORED,
     FrameColumns,
     FrameGroup,
     frame_attribute,
     lengths_attribute,
+    places_in_row,
+    stamp_parts,
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.databases.kinds import Column, Columns
@@ -242,13 +245,13 @@ def encode_table(
         )
         query = connection.sql(f"SELECT {listed} FROM {found.view}")
         reader = query.to_arrow_reader(job.sizes.table_rows)
-        none = frame.with_texts(pa.RecordBatch.from_pylist([], reader.schema))
+        none = frame.joined(pa.RecordBatch.from_pylist([], reader.schema))
         with (
             pq.ParquetWriter(path, none.schema, **plain) as writer,
             job.work_on(f"read {table}", 0) as progress,
         ):
             for batch in reader:
-                writer.write_batch(frame.with_texts(batch))
+                writer.write_batch(frame.joined(batch))
                 progress(batch.num_rows)
     stats = {column.name: column.stats for column in found.all}
     return asdict(EncodedTable(tuple(frame.groups), stats, found.left_out))
@@ -281,13 +284,15 @@ class _Frame:
                 self._select(kind, of_kind, widths)
             if kind == "embedding":
                 of_kind, widths = of_kind + texts, widths + [c.width for c in texts]
-            self.groups.append(FrameGroup(kind, tuple(c.name for c in of_kind), tuple(widths)))
+            names, dtype = tuple(c.name for c in of_kind), STORED.get(kind, "float32")
+            self.groups.append(FrameGroup(kind, names, tuple(widths), dtype))
+        self._places, self._nbytes = places_in_row(tuple(self.groups))
 
     def _select(self, kind: str, columns: list[Column], widths: list[int]) -> None:
-        """Select the columns of a kind as one array."""
+        """Select the columns of a kind, those of varying length and embeddings as one array."""
         name, cells = frame_attribute(kind), list(map(self._cell, columns))
         if kind not in (*PADDED, "embedding"):
-            self.select[name] = f"array_value({', '.join(cells)})"
+            self.select |= {f"{kind}-{i}": cell for i, cell in enumerate(cells)}
             return
         of, width = "INTEGER" if kind == "multicategorical" else "FLOAT", sum(widths)
         if kind in PADDED:
@@ -333,21 +338,33 @@ class _Frame:
         self._connection.unregister(name)
         return f"CAST(enum_code(TRY_CAST({value} AS {kind})) AS INTEGER)"
 
-    def with_texts(self, batch: Any) -> Any:
-        """Return a batch with the embeddings of texts behind other ones, in place of hashes."""
-        if not self._texts:
-            return batch
-        name, blocks = frame_attribute("embedding"), list[Array]()
-        if name in batch.schema.names:
-            own = batch.column(name)
-            blocks.append(own.flatten().to_numpy().reshape(len(own), own.type.list_size))
-        blocks += [texts.rows_of(batch.column(of)) for of, texts in self._texts.items()]
-        joined: Any = np.concatenate(blocks, axis=1)
-        lists = pa.FixedSizeListArray.from_arrays(pa.array(joined.reshape(-1)), joined.shape[1])
-        rest = [n for n in batch.schema.names if n not in (name, *self._texts)]
-        return pa.RecordBatch.from_arrays(
-            [*(batch.column(n) for n in rest), lists], names=[*rest, name]
-        )
+    def joined(self, batch: Any) -> Any:
+        """Return a batch with kinds side by side, and embeddings of texts in place of hashes."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        rows = np.zeros((len(batch), self._nbytes), np.uint8)
+        for group in self.groups:
+            if group.kind not in self._places:
+                continue
+            of_kind: Any = rows.view(group.dtype)[:, self._places[group.kind]]
+            for i in range(len(group.columns)):
+                values = columns.pop(f"{group.kind}-{i}").to_numpy()
+                if group.kind == "timestamp":
+                    of_kind[:, 7 * i : 7 * i + 7] = stamp_parts(values)
+                else:
+                    of_kind[:, i] = values
+        if self._places:
+            kind, content = pa.binary(self._nbytes), pa.py_buffer(rows)
+            whole = pa.Array.from_buffers(kind, len(rows), [None, content])
+            columns[frame_attribute(next(iter(self._places)))] = whole
+        if self._texts:
+            name, blocks = frame_attribute("embedding"), list[Array]()
+            if (own := columns.pop(name, None)) is not None:
+                blocks.append(own.flatten().to_numpy().reshape(len(own), own.type.list_size))
+            blocks += [texts.rows_of(columns.pop(of)) for of, texts in self._texts.items()]
+            flat: Any = np.concatenate(blocks, axis=1)
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), flat.shape[1])
+            columns[name] = lists
+        return pa.RecordBatch.from_pydict(columns)
 
 
 class _Embeddings:

@@ -105,6 +105,7 @@ def partition_database(
         raise WrongTypeError(f"embed must be a function of a list of texts, got {embed!r}")
     chosen = _kinds_by_name(kinds)
     request = {
+        "form": 2,  # of what is written: work and caches of another are not taken for this one's
         "source": database_tables.digest_of_source(source),
         "keys": keys,
         "kinds": chosen,

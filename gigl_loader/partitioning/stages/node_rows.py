@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from gigl_loader.dataset.format.mapped import LOOKUPS, ArraySpec, Part, rows_at
 from gigl_loader.dataset.format.mapped_writer import PartFiles, allow_files, new_file, write_array
 from gigl_loader.dataset.partition.doubts import IGNORED_LABEL, low_labels, warn_of
-from gigl_loader.dataset.partition.frames import attributes_of, frame_attribute, stamp_parts
+from gigl_loader.dataset.partition.frames import attributes_of
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, EdgeType, NodeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.partitioning.resumable import ResumableJob
@@ -42,6 +42,7 @@ from gigl_loader.partitioning.tables.table_files import (
 )
 from gigl_loader.runtime.memory.segments import Array
 
+_BYTE = np.dtype(np.uint8)
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -120,7 +121,6 @@ class NodeRows:
         self._flat: set[str] = set()
         if spec.features is not None:
             self._add_features(spec)
-        self._stamps = f"node_attributes/{node_type}/{frame_attribute('timestamp')}"
         self._labels = f"node_labels/{node_type}"
         if spec.label is not None:
             self._add(self._labels, columns_of(spec.label), "labels")
@@ -153,9 +153,11 @@ class NodeRows:
     def _add_frame(self, spec: NodeTable) -> None:
         """Add the rows of mixed types, as attributes."""
         for name in attributes_of(spec.frame) if isinstance(spec, FrameNodes) else ():
-            self._add(f"node_attributes/{self._node_type}/{name}", [name], name)
-        if self._stamps in self._types:
-            self._types[self._stamps] = np.dtype(np.int16), 7 * self._types[self._stamps][1]
+            where = f"node_attributes/{self._node_type}/{name}"
+            if pa.types.is_fixed_size_binary(kind := self._table.type_of(name)):
+                self._types[where], self._columns[where] = (_BYTE, kind.byte_width), [name]
+            else:
+                self._add(where, [name], name)
 
     def _add_features(self, spec: NodeTable) -> None:
         where = f"node_features/{self._node_type}"
@@ -321,10 +323,7 @@ class NodeRows:
             values = np.array(self._beside[kind][start : start + batch.num_rows])
         else:
             hint = " (give nodes without a label -1)" if kind == self._labels else ""
-            stored = width // 7 if kind == self._stamps else width  # seconds
-            values = matrix_in(self._table, file, columns, row, batch, stored, hint=hint)
-        if kind == self._stamps:
-            values = np.concatenate([stamp_parts(column) for column in values.T], axis=1)
+            values = matrix_in(self._table, file, columns, row, batch, width, hint=hint)
         return in_type(self._table, file, columns, row, values, dtype)
 
     # --- splits -----------------------------------------------------------------------------------

@@ -315,6 +315,12 @@ def matrix_in(
             values = values.cast(pa.int64())
         if is_list(values.type):
             values = _flat(table, file, column, first, values, width)
+        if pa.types.is_fixed_size_binary(values.type):
+            size, buffers = values.type.byte_width, [None, values.buffers()[1]]
+            numbers = len(values) * size
+            values = pa.Array.from_buffers(
+                pa.uint8(), numbers, buffers, offset=values.offset * size
+            )
         arrays.append(_numbers(values, len(batch)))
     if len(arrays) == 1:
         return np.ascontiguousarray(arrays[0])

@@ -52,27 +52,43 @@ def test_each_kind_is_stored_in_few_bytes() -> None:
     described, arrays = as_columns(random_frame(9, 0), "data.tf")
     dtypes = {name: str(values.dtype).removeprefix("torch.") for name, values in arrays.items()}
     assert dtypes == {
-        "tf-timestamp": "int16",
-        "tf-numerical": "float32",
-        "tf-categorical": "int32",
+        "tf-rows": "uint8",
         "tf-embedding": "float32",
         "tf-multicategorical": "int32",
         "tf-multicategorical-lengths": "int32",
         "tf-sequence_numerical": "float32",
         "tf-sequence_numerical-lengths": "int32",
     }
-    assert {group.kind: group.widths for group in described} == {
-        "timestamp": (7, 7),
-        "numerical": (1, 1),
-        "categorical": (1, 1),
-        "embedding": (1, 2),
-        "multicategorical": (3, 3),
-        "sequence_numerical": (3, 3),
+    assert {group.kind: (*group.widths, group.dtype) for group in described} == {
+        "timestamp": (7, 7, "int16"),
+        "numerical": (1, 1, "float32"),
+        "categorical": (1, 1, "int32"),
+        "embedding": (1, 2, "float32"),
+        "multicategorical": (3, 3, "int32"),
+        "sequence_numerical": (3, 3, "float32"),
     }
+    # two of 4 bytes, twice, and two times of seven numbers; 4 bytes make whole words of it
+    assert arrays["tf-rows"].shape == (9, 2 * 4 + 2 * 4 + 2 * 14 + 4)
     assert as_json({}) == {}, "manifests of other graphs stay as they were"
-    assert as_json({"a": (FrameGroup("numerical", ("b",), (1,)),)}) == {
-        "frames": {"a": [{"kind": "numerical", "columns": ("b",), "widths": (1,)}]}
-    }
+    group = {"kind": "numerical", "columns": ("b",), "widths": (1,), "dtype": "float32"}
+    assert as_json({"a": (FrameGroup(**group),)}) == {"frames": {"a": [group]}}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int64", "uint8", "bool"])
+def test_kinds_side_by_side_keep_their_types_and_bits(dtype: str) -> None:
+    frame = random_frame(7, 0, ["numerical", "categorical", "timestamp"])
+    numbers = torch.arange(-7, 7).view(7, 2).to(getattr(torch, dtype))
+    frame.feat_dict[stype.numerical] = numbers
+    described, arrays = as_columns(frame, "data.tf")
+    rows = arrays["tf-rows"]
+    assert rows.size(1) % 8 == 0, "whole words"
+    at = torch.tensor([5, 0, 5])
+    found = to_frame(described, {"tf-rows": rows[at]}, 3)
+    assert found.feat_dict[stype.numerical].dtype == numbers.dtype
+    assert same(found, frame[at])
+    assert found.get_col_feat(frame.col_names_dict[stype.categorical][1]).shape == (3, 1)
+    found.col_names_dict[stype.numerical].append("another")
+    assert same(to_frame(described, {"tf-rows": rows[at]}, 3), frame[at]), "nothing is shared"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +99,7 @@ def test_integers_that_do_not_fit_keep_all_bits(kind: str, value: int) -> None:
     values = frame.feat_dict[stype(kind)]
     values.view(-1)[3] = value
     described, arrays = as_columns(frame, "data.tf")
-    assert arrays[f"tf-{kind}"].dtype == torch.int64
+    assert {group.kind: group.dtype for group in described}[kind] == "int64"
     assert same(to_frame(described, arrays, 5), frame)
 
 

@@ -106,11 +106,11 @@ TWO: dict[str, dict[str, Any]] = {"parent": {"pkey": "id"}, "child": {"fkeys": {
 
 
 def frame_of(dataset: DistDataset, table: str) -> Any:
-    """Return all rows of a table as a ``TensorFrame``, from a dataset of one partition."""
+    """Return the rows of a table in a partition as a ``TensorFrame``."""
     view = dataset.view()
     columns = view.frames[table]
     arrays = {n: view.node_attributes[table, n].values for n in attributes_of(columns)}
-    return to_frame(columns, arrays, view.num_nodes[table])
+    return to_frame(columns, arrays, len(next(iter(arrays.values()))))
 
 
 def edges_of(dataset: DistDataset, edge_type: Any) -> list[tuple[int, int]]:

@@ -304,9 +304,8 @@ def test_batches_on_several_partitions_have_the_rows_of_one(tmp_path: Path) -> N
     assert seen > 50
     DistDataset.from_database(source, root=tmp_path / "two", num_partitions=2, progress=False)
     parts = [DistDataset.load(tmp_path / "two", k) for k in range(2)]
-    rows = [part.view().node_attributes["orders", "tf-timestamp"].values for part in parts]
-    joined = torch.cat(rows).view(-1, 1, 7).long()
-    assert torch.equal(joined, orders.feat_dict[stype.timestamp])
+    found = [frame_of(part, "orders").feat_dict[stype.timestamp] for part in parts]
+    assert torch.equal(torch.cat(found), orders.feat_dict[stype.timestamp])
 
 
 def test_what_is_known_of_the_database_is_beside_the_partitions(tmp_path: Path) -> None:
