@@ -111,9 +111,9 @@ FACES = {
         "partition.checks": "check_edge_dir check_edge_type check_partitions",
         "partition.doubts": "IGNORED_LABEL check_enough_nodes empty_partitions low_labels "
         "not_numbers warn_of",
-        "partition.frames": "FRAME FrameColumns FrameGroup Frames MOST_VALUES NO_TIME PADDED STORED "
-        "attributes_of check_installed frame_attribute is_frame is_of_frame lengths_attribute "
-        "places_in_row stamp_parts to_frame",
+        "partition.frames": "FRAME FrameColumns FrameGroup Frames MOST_VALUES NO_TIME PADDED "
+        "STORED attributes_of check_installed frame_attribute is_frame is_of_frame "
+        "lengths_attribute places_in_row stamp_parts to_frame",
         "partition.partition_output": "FeaturePartitionData GraphPartitionData PartitionOutput "
         "by_type",
         "partition.partition_view": "A Adjacency Book Matrix Owner PartitionView ROW_KINDS Row "

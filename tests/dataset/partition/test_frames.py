@@ -70,7 +70,7 @@ def test_each_kind_is_stored_in_few_bytes() -> None:
     # two of 4 bytes, twice, and two times of seven numbers; 4 bytes make whole words of it
     assert arrays["tf-rows"].shape == (9, 2 * 4 + 2 * 4 + 2 * 14 + 4)
     assert as_json({}) == {}, "manifests of other graphs stay as they were"
-    group = {"kind": "numerical", "columns": ("b",), "widths": (1,), "dtype": "float32"}
+    group: Any = {"kind": "numerical", "columns": ("b",), "widths": (1,), "dtype": "float32"}
     assert as_json({"a": (FrameGroup(**group),)}) == {"frames": {"a": [group]}}
 
 
