@@ -269,7 +269,8 @@ def _how_to_make(columns: FrameColumns) -> tuple[dict[Any, Callable[..., Any]], 
     import torch
     import torch_frame
 
-    makers, feats, names = {}, {}, {}
+    makers: dict[Any, Callable[..., Any]] = {}
+    feats, names = {}, {}
     places, _ = places_in_row(columns)
     for group in columns:
         stype = torch_frame.stype(group.kind)
