@@ -43,6 +43,8 @@ class Job:
     replace: bool = False
     task: str = "nodes"
     """The kind of loader, a key of `_tasks.KINDS`; "untimed" is "nodes" on the graph of "times"."""
+    types: int = 4
+    """Node types of "typed", each of which has edges to each."""
     temporal_strategy: str = "uniform"
     """Of "times"."""
     rank: int = 0

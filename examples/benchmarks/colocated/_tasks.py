@@ -25,7 +25,6 @@ KINDS = {
     "typed": "nodes of one of four types, with sixteen edge types",
 }
 """What seeds are, by task."""
-NUM_TYPES = 4
 _END_OF_TIME = 1000
 
 
@@ -70,7 +69,7 @@ def data(job: Job) -> Any:
     edges = torch.from_numpy(np.stack([arrays.indices, target]))
     x = torch.from_numpy(np.array(arrays.x))  # in memory: PyG reads it there
     if job.task == "typed":
-        return _typed(x, edges, nodes)
+        return _typed(x, edges, nodes, job.types)
     made = Data(x=x, edge_index=edges, num_nodes=nodes)
     if job.task in ("times", "untimed"):
         made.time = edge_times(job)
@@ -79,14 +78,14 @@ def data(job: Job) -> Any:
     return made
 
 
-def _typed(x: Tensor, edges: Tensor, nodes: int) -> HeteroData:
-    """Return the graph with its nodes in `NUM_TYPES` blocks, each a type."""
-    made, bounds = HeteroData(), _bounds(nodes)
+def _typed(x: Tensor, edges: Tensor, nodes: int, types: int) -> HeteroData:
+    """Return the graph with its nodes in blocks, each a type."""
+    made, bounds = HeteroData(), _bounds(nodes, types)
     first = torch.tensor(bounds)
     of = torch.searchsorted(first, edges, right=True) - 1
-    for number in range(NUM_TYPES):
+    for number in range(types):
         made[f"type{number}"].x = x[bounds[number] : bounds[number + 1]]
-        for other in range(NUM_TYPES):
+        for other in range(types):
             ends = edges[:, (of[0] == number) & (of[1] == other)]
             made[f"type{number}", "to", f"type{other}"].edge_index = ends - torch.stack(
                 [first[number], first[other]]
@@ -96,18 +95,18 @@ def _typed(x: Tensor, edges: Tensor, nodes: int) -> HeteroData:
 
 def typed_seeds(job: Job) -> Tensor:
     """Return seeds of the first type, ``[needed_seeds]`` int64, repeated where it has fewer."""
-    size = _bounds(job.graph.indptr.size - 1)[1]
+    size = _bounds(job.graph.indptr.size - 1, job.types)[1]
     return torch.from_numpy(np.random.default_rng(8).integers(0, size, job.needed_seeds))
 
 
-def _bounds(nodes: int) -> list[int]:
+def _bounds(nodes: int, types: int) -> list[int]:
     """Return the first node of each type, and the one past the last."""
-    return [nodes * number // NUM_TYPES for number in range(NUM_TYPES + 1)]
+    return [nodes * number // types for number in range(types + 1)]
 
 
 def fanout_of(job: Job) -> list[int]:
     """Return the fanout; with types each of them has its share, so that batches are alike."""
-    share = NUM_TYPES if job.task == "typed" else 1
+    share = job.types if job.task == "typed" else 1
     return [-(-fanout // share) for fanout in job.fanout]
 
 
@@ -160,7 +159,7 @@ def _check_induced(data: Any, job: Job) -> None:
 
 def _check_typed(data: Any, job: Job) -> None:
     """Raise unless nodes are of their types, seeds come first, and edges are the graph's."""
-    bounds = _bounds(job.graph.indptr.size - 1)
+    bounds = _bounds(job.graph.indptr.size - 1, job.types)
     ids = {
         name: ids_of(store.x.numpy())
         for name, store in zip(data.node_types, data.node_stores, strict=True)

@@ -27,6 +27,7 @@ import _graph
 import _runner
 import _summary
 import _tasks
+import growth
 import page
 import picture
 from _job import Job
@@ -52,6 +53,7 @@ class Bench:
         self.versions: dict[str, dict[str, str]] = {}
         self.seeds_per_s: dict[str, dict[int, float]] = defaultdict(dict)
         self.cpu_ms: dict[str, dict[int, float]] = defaultdict(dict)
+        self.growth: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
         self.disturbed = 0.0
 
     def job(self, **changes: Any) -> Job:
@@ -320,6 +322,25 @@ def kinds(bench: Bench) -> str:
     return markdown(header, rows)
 
 
+def growing(bench: Bench) -> str:
+    """What a seed costs in CPU and wall time as one thing after the other grows."""
+    args, found = bench.args, bench.growth
+    for number in range(args.rounds):
+        for axis, values in growth.AXES.items():
+            for value, given in values.items():
+                changes = growth.work_of(given, args.batches * _LONGER, args.batch_size)
+                entry = Contestant(
+                    name=f"{axis}: {value}",
+                    script="run_gigl.py",
+                    python=sys.executable,
+                    environment=changes.pop("environment", {}),
+                )
+                job = bench.job(**changes)
+                if (result := bench.run(entry, job, number)) is not None:
+                    found[axis, value].append(growth.costs_of(result, job.batch_size))
+    return growth.table(found)
+
+
 def _figure_of(values: Any, name: str) -> list[str]:
     return [spread(list(values[name].values())) if name in values else "not measured"]
 
@@ -476,6 +497,7 @@ CASES = {
     "links": links,
     "times": times,
     "kinds": kinds,
+    "growth": growing,
     "partitions": partitions,
     "startup": startup,
     "memory": memory,
@@ -522,8 +544,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("glt", "graphbolt", "pyg", "pyg_lib") if args.peers else ():
         there = args.peers / name.replace("_", "") / "bin" / "python"
         setattr(args, f"python_{name}", getattr(args, f"python_{name}") or str(there))
-    if args.summary and args.case != "throughput":
-        parser.error("--summary, --picture and --page are of --case throughput")
+    if (args.summary and args.case not in ("throughput", "growth")) or (
+        args.page and args.case != "throughput"
+    ):
+        parser.error(
+            "--summary and --picture are of --case throughput and growth, --page of the first"
+        )
     if 1 not in args.peer_workers:
         parser.error("--peer-workers needs 1, which the picture compares")
     if (args.picture or args.page) and not args.summary:
@@ -551,7 +577,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         out = stack.enter_context(args.out.open("a")) if args.out else None
         bench = Bench(args, cache, out)
         table = CASES[args.case](bench)
-        if args.summary:
+        if args.summary and args.case == "growth":
+            axes = {"axes": growth.medians(bench.growth)}
+            args.summary.write_text(json.dumps({**bench.summary(table), **axes}, indent=1) + "\n")
+            if args.picture:
+                growth.draw(args.summary, args.picture)
+        elif args.summary:
             _summary.write(args.summary, bench.summary(table))
             if args.picture:
                 picture.draw(args.summary, args.picture)

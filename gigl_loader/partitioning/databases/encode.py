@@ -1,7 +1,7 @@
 """Keys of a database, checked; and the rows of its tables as Parquet, for `partition_tables`.
 
-A table becomes one file with its id, its keys, its time and its features, those of one kind as one
-column of lists.
+A table becomes one file with its id, its keys, its time and its features: a column for each attribute
+of its frame, of bytes for the kinds side by side, of lists for others.
 """
 
 import logging
