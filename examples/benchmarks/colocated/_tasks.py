@@ -94,9 +94,13 @@ def _typed(x: Tensor, edges: Tensor, nodes: int, types: int) -> HeteroData:
 
 
 def typed_seeds(job: Job) -> Tensor:
-    """Return seeds of the first type, ``[needed_seeds]`` int64, repeated where it has fewer."""
-    size = _bounds(job.graph.indptr.size - 1, job.types)[1]
-    return torch.from_numpy(np.random.default_rng(8).integers(0, size, job.needed_seeds))
+    """Return seeds of the first type, ``[needed_seeds]`` int64; all again where it has fewer.
+
+    One batch has none twice, but for that between two passes: PyG's would have edges of others.
+    """
+    size, draw = _bounds(job.graph.indptr.size - 1, job.types)[1], np.random.default_rng(8)
+    passes = [draw.permutation(size) for _ in range(-(-job.needed_seeds // size))]
+    return torch.from_numpy(np.concatenate(passes)[: job.needed_seeds])
 
 
 def _bounds(nodes: int, types: int) -> list[int]:

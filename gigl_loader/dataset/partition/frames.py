@@ -42,7 +42,7 @@ _SIDE_BY_SIDE = ("numerical", "categorical", "timestamp")
 STORED = {"categorical": "int32", "timestamp": "int16", "multicategorical": "int32"}
 """Types of stored integers, by kind."""
 _WORD = 8
-"""Bytes by which rows are copied: they are whole words."""
+"""Bytes by which rows are copied: longer ones are whole words."""
 NO_TIME = -(2**63)
 """A missing timestamp among seconds."""
 _PREFIX = "tf-"
@@ -62,8 +62,17 @@ class FrameGroup:
     """Names, in the order of the ``TensorFrame``."""
     widths: tuple[int, ...]
     """Stored numbers of each column: 1; 7 of a time; d of an embedding; w of varying length."""
-    dtype: str
+    dtype: str = ""
     """Type of the stored numbers."""
+
+    def __post_init__(self) -> None:
+        try:
+            storage_dtype(self.dtype)
+        except TypeError as error:
+            raise ValueError(
+                f"{self} has the type {self.dtype!r}: other versions write rows of mixed types in "
+                "another form, so partition the graph again"
+            ) from error
 
     def __repr__(self) -> str:
         return f"{self.kind}({', '.join(self.columns)})"
@@ -92,14 +101,15 @@ def places_in_row(columns: FrameColumns) -> tuple[dict[str, slice], int]:
     """Return the place of each kind in a row of those that are side by side, and a row's bytes.
 
     ``rows.view(dtype)[:, place]`` are the columns of a kind, of numpy's arrays and of torch's: the
-    widest numbers come first, so that all are aligned.
+    widest numbers come first, so that all are aligned, and kinds of one width in their order.
     """
     places, end = dict[str, slice](), 0
     sizes = {g: storage_dtype(g.dtype).itemsize for g in columns if g.kind in _SIDE_BY_SIDE}
     for group in sorted(sizes, key=lambda group: -sizes[group]):
         start, end = end, end + sizes[group] * sum(group.widths)
         places[group.kind] = slice(start // sizes[group], end // sizes[group])
-    return places, -(-end // _WORD) * _WORD
+    word = max([*sizes.values(), _WORD if end > _WORD else 1])
+    return places, -(-end // word) * word
 
 
 def is_of_frame(attribute: str) -> bool:
@@ -160,14 +170,13 @@ def as_columns(frame: Any, where: str) -> "tuple[FrameColumns, dict[str, Tensor]
         groups.append(FrameGroup(kind, names, widths, str(rows.dtype).removeprefix("torch.")))
     columns = tuple(groups)
     places, nbytes = places_in_row(columns)
-    for kind, rows in of_kinds.items():
-        if kind in places:
-            row_bytes = rows.new_zeros(len(frame), nbytes, dtype=torch.uint8)
-            whole = arrays.setdefault(frame_attribute(kind), row_bytes)
-            whole.view(rows.dtype)[:, places[kind]] = rows
-        else:
-            arrays[frame_attribute(kind)] = rows
-    return columns, arrays
+    if places:
+        whole = torch.zeros(len(frame), nbytes, dtype=torch.uint8, device="cpu")
+        for kind, place in places.items():
+            rows = of_kinds.pop(kind)
+            whole.view(rows.dtype)[:, place] = rows
+        arrays[frame_attribute(next(iter(places)))] = whole
+    return columns, arrays | {frame_attribute(kind): rows for kind, rows in of_kinds.items()}
 
 
 def lengths_attribute(kind: str) -> str:

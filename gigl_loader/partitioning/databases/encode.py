@@ -1,7 +1,7 @@
 """Keys of a database, checked; and the rows of its tables as Parquet, for `partition_tables`.
 
-A table becomes one file with its id, its keys, its time and its features: a column for each attribute
-of its frame, of bytes for the kinds side by side, of lists for others.
+A table becomes one file with its id, its keys, its time and its features: a column for each
+attribute of its frame, of bytes for the kinds side by side, of lists for others.
 """
 
 import logging
@@ -258,7 +258,7 @@ def encode_table(
 
 
 class _Frame:
-    """The features of a table: what the engine selects, by the names of attributes."""
+    """The features of a table: what the engine selects, and attributes made of that."""
 
     def __init__(
         self, connection: Any, table: str, columns: list[Column], embed: Embed | None, path: Path

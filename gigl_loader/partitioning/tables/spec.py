@@ -104,7 +104,7 @@ class NodeTable:
 
 @dataclass(frozen=True)
 class FrameNodes(NodeTable):
-    """Nodes of one type with rows of mixed types: a column of lists for each attribute of these."""
+    """Nodes of one type with rows of mixed types: a column of lists or bytes for each attribute."""
 
     _: KW_ONLY
     frame: FrameColumns = ()

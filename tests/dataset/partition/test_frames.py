@@ -69,19 +69,23 @@ def test_each_kind_is_stored_in_few_bytes() -> None:
     }
     # two of 4 bytes, twice, and two times of seven numbers; 4 bytes make whole words of it
     assert arrays["tf-rows"].shape == (9, 2 * 4 + 2 * 4 + 2 * 14 + 4)
+    one = as_columns(random_frame(9, 0, ["categorical"], columns=1), "data.tf")[1]
+    assert one["tf-rows"].shape == (9, 4), "not a whole word"
     assert as_json({}) == {}, "manifests of other graphs stay as they were"
     group: Any = {"kind": "numerical", "columns": ("b",), "widths": (1,), "dtype": "float32"}
     assert as_json({"a": (FrameGroup(**group),)}) == {"frames": {"a": [group]}}
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int64", "uint8", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float16", "bfloat16", "int64", "uint8", "bool", "complex128"]
+)
 def test_kinds_side_by_side_keep_their_types_and_bits(dtype: str) -> None:
     frame = random_frame(7, 0, ["numerical", "categorical", "timestamp"])
     numbers = torch.arange(-7, 7).view(7, 2).to(getattr(torch, dtype))
     frame.feat_dict[stype.numerical] = numbers
     described, arrays = as_columns(frame, "data.tf")
     rows = arrays["tf-rows"]
-    assert rows.size(1) % 8 == 0, "whole words"
+    assert rows.size(1) % max(8, numbers.element_size()) == 0, "whole words"
     at = torch.tensor([5, 0, 5])
     found = to_frame(described, {"tf-rows": rows[at]}, 3)
     assert found.feat_dict[stype.numerical].dtype == numbers.dtype
@@ -89,6 +93,12 @@ def test_kinds_side_by_side_keep_their_types_and_bits(dtype: str) -> None:
     assert found.get_col_feat(frame.col_names_dict[stype.categorical][1]).shape == (3, 1)
     found.col_names_dict[stype.numerical].append("another")
     assert same(to_frame(described, {"tf-rows": rows[at]}, 3), frame[at]), "nothing is shared"
+
+
+@pytest.mark.parametrize("dtype", ["", "float7"])
+def test_a_type_that_is_not_known_is_of_another_version(dtype: str) -> None:
+    with pytest.raises(ValueError, match=f"{dtype}': other versions .*partition the graph again"):
+        FrameGroup("numerical", ("b",), (1,), dtype)
 
 
 @pytest.mark.parametrize(
