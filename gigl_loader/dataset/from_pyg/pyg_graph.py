@@ -48,6 +48,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.runtime.memory.segments import storage_dtype
+from gigl_loader.runtime.memory.tensors import empty_shared
 
 if TYPE_CHECKING:  # storage servers import this module and read no PyG graph
     from torch_geometric.data import Data, HeteroData
@@ -495,8 +496,12 @@ def _add_attributes(
 
 
 def _rows_of(values: Tensor, ids: Tensor | None) -> Tensor:
-    """Return the rows of ``ids``; None: all, unchanged."""
-    return values if ids is None else values[ids]
+    """Return the rows of ``ids`` in shared memory; None: all, unchanged."""
+    if ids is None:
+        return values
+    # where samplers read them: `make_rows` need not copy them
+    rows = empty_shared((ids.numel(), *values.shape[1:]), values.dtype)
+    return torch.index_select(values.detach(), 0, ids, out=rows)
 
 
 # --- attributes that batches can carry ------------------------------------------------------------

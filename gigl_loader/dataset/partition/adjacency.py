@@ -48,7 +48,8 @@ def compress(
 ) -> Adjacency:
     """Group edges by row, neighbours ascending by (neighbour id, edge id), in shared memory.
 
-    Besides input and output it needs 8 bytes per row, and with ``edge_ids`` as many per edge.
+    Besides input and output it needs 8 bytes per row, and as many per edge with weights, or with
+    ``edge_ids`` that do not ascend.
 
     Args:
         rows: ``[num_edges]`` int64, the expanded node, in ``[0, num_rows)``.
@@ -70,8 +71,14 @@ def compress(
     indices, order = (empty_shared((rows.numel(),), torch.int64) for _ in range(2))
     in_order = indices.numpy(), order.numpy()
     ends = indptr[:-1].numpy().copy()
-    edge_kernels.place_edges(rows.contiguous().numpy(), cols.contiguous().numpy(), ends, *in_order)
+    # ids go to their places at once, where nothing else has to follow the positions
+    at_once = edge_ids is not None and first is None and weights is None
+    numbers = edge_ids if at_once and edge_ids is not None else rows[:0]
+    given = (edges.contiguous().numpy() for edges in (rows, cols, numbers))
+    edge_kernels.place_edges(*given, ends, *in_order)
     edge_kernels.sort_rows(indptr.numpy(), *in_order)
+    if at_once:
+        return Adjacency(indptr, indices, order, None)
     if first is not None:
         order = first[order]
     kept = None if weights is None else share_tensor(weights.to(torch.float32)[order])

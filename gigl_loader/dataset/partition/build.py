@@ -228,7 +228,9 @@ def ids_of(rows: Rows) -> Tensor | None:
     if rows.index is not None:
         # the inverse of an index: its places, sorted by row
         ids = (rows.index >= 0).nonzero().view(-1)
-        return ids[torch.argsort(rows.index[ids])] + rows.first
+        at = rows.index[ids]
+        ascend = bool((at[1:] > at[:-1]).all())  # the usual case
+        return (ids if ascend else ids[torch.argsort(at)]) + rows.first
     if rows.ids is not None:
         return rows.ids
     return None if rows.whole else torch.arange(rows.values.size(0), device="cpu") + rows.first

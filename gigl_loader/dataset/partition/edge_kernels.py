@@ -11,15 +11,16 @@ _SHORT = 32
 
 
 @jit
-def place_edges(rows, cols, ends, indices, order):
+def place_edges(rows, cols, numbers, ends, indices, order):
     """Write each edge to the next free place of its row, in the order of the input.
 
     Args:
         rows: ``[num_edges]`` int64.
         cols: ``[num_edges]`` int64.
+        numbers: ``[num_edges]`` int64, or ``[0]``: the positions in the input.
         ends: ``[num_rows]`` int64: where each row starts; receives where it ends.
         indices: ``[num_edges]`` int64, receives the columns.
-        order: ``[num_edges]`` int64, receives the positions in the input.
+        order: ``[num_edges]`` int64, receives the numbers.
     """
     last = rows.shape[0] - 1
     for edge in range(rows.shape[0]):
@@ -31,7 +32,8 @@ def place_edges(rows, cols, ends, indices, order):
         prefetch(at_address(order.ctypes.data + place * order.itemsize))
         place = ends[rows[edge]]
         ends[rows[edge]] = place + 1
-        indices[place], order[place] = cols[edge], edge
+        indices[place] = cols[edge]
+        order[place] = numbers[edge] if numbers.shape[0] else edge
 
 
 @jit
