@@ -1,5 +1,6 @@
-"""The table of kinds: what ours delivers is checked, and a peer that is missing is named."""
+"""The table of kinds and the charts of costs: ours is checked, and a missing peer is named."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +36,56 @@ def test_an_environment_that_cannot_be_built_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == "pyglib: give --pyg-lib, a clone with its submodules\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.multiprocess
+def test_charts_of_what_costs_grow_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(COLOCATED))
+    import bench
+    import growth
+
+    few = {"seeds a batch": {"4": {"batch_size": 4}, "8": {}}, "node types": {"2": {"types": 2}}}
+    few["node types"]["2"]["task"] = "typed"
+    monkeypatch.setattr(growth, "AXES", few)
+    summary, drawn = tmp_path / "growth.json", tmp_path / "growth.png"
+    given = ["--case", "growth", "--cache", tmp_path, "--summary", summary, "--picture", drawn]
+    assert bench.main([*SMALL, *map(str, given)]) == 0
+    assert "seeds a batch: 4" in capsys.readouterr().out
+    axes = json.loads(summary.read_text())["axes"]
+    assert {axis: list(values) for axis, values in axes.items()} == {
+        "seeds a batch": ["4", "8"],
+        "node types": ["2"],
+    }
+    assert all(one["cpu_us"] > 0 for values in axes.values() for one in values.values())
+    for picture in (drawn, tmp_path / "growth-dark.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    for name in ("bench", "growth", "picture", "page"):
+        sys.modules.pop(name, None)
+
+
+def test_half_of_the_seeds_a_batch_are_twice_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(COLOCATED))
+    import growth
+
+    assert growth.work_of({"batch_size": 8}, 10, 16) == {"batches": 20, "batch_size": 8}
+    assert growth.work_of({"dim": 4}, 10, 16) == {"batches": 10, "dim": 4}
+    result = {"cpu_ms_per_batch": 4.0, "seeds_per_s": 500.0}
+    assert growth.costs_of(result, 8) == {"cpu_us": 500.0, "wall_us": 2000.0}
+    sys.modules.pop("growth", None)
+
+
+def test_partitioning_is_measured_beside_a_peer_that_is_missing() -> None:
+    script = COLOCATED.parent / "partitioning" / "bench_partitioning.py"
+    small = ("--nodes", "100", "--edges", "900", "--dim", "3", "--rounds", "1")
+    done = subprocess.run(
+        [sys.executable, str(script), *small],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith("| gigl_loader"))
+    assert len(line.split("|")) == 6
+    assert "graphlearn-torch /" not in done.stdout, "no ratio to what was not measured"

@@ -172,7 +172,8 @@ def _contestants(args: argparse.Namespace) -> list[tuple[Contestant, Bar | None]
 def _peers(args: argparse.Namespace) -> list[tuple[Contestant, Bar | None, Collection[str]]]:
     """Return each peer with each number of workers, its bar for nodes, and kinds to run it for."""
     glt = args.python_glt
-    of_pyg = {*_tasks.KINDS} - {"labels", "labor"}
+    # whole subgraphs are torch-sparse's in PyG, whatever else is installed
+    of_pyg = {*_tasks.KINDS} - {"labels", "labor", "induced"}
     # of two ways to run a library, the faster one stands for it
     table: list[tuple[str, str, str | None, Bar | None, Collection[str], dict[str, Any]]] = [
         ("GLT as installed", "run_glt.py", glt, Bar(10), (), {}),
@@ -185,7 +186,7 @@ def _peers(args: argparse.Namespace) -> list[tuple[Contestant, Bar | None, Colle
             ("nodes", "labor"),
             {},
         ),
-        ("PyG NeighborLoader", "run_pyg.py", args.python_pyg, Bar(5), (), {}),
+        ("PyG NeighborLoader", "run_pyg.py", args.python_pyg, Bar(5), ("induced",), {}),
         ("PyG NeighborLoader, pyg-lib", "run_pyg.py", args.python_pyg_lib, None, of_pyg, {}),
     ]
     return [
