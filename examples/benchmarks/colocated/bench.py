@@ -338,7 +338,8 @@ def growing(bench: Bench) -> str:
                 )
                 job = bench.job(**changes)
                 if (result := bench.run(entry, job, number)) is not None:
-                    found[axis, value].append(growth.costs_of(result, job.batch_size))
+                    seeds = job.batch_size * job.world_size  # CPU time is that of all ranks
+                    found[axis, value].append(growth.costs_of(result, seeds))
     return growth.table(found)
 
 

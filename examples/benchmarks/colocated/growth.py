@@ -59,10 +59,10 @@ def table(found: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> str:
     return markdown(["what", "CPU microseconds a seed", "microseconds a seed"], rows)
 
 
-def costs_of(result: Mapping[str, Any], batch_size: int) -> dict[str, float]:
-    """Return microseconds of a seed, of a result of `bench.py`."""
+def costs_of(result: Mapping[str, Any], seeds: int) -> dict[str, float]:
+    """Return microseconds of a seed, of a result of `bench.py`; ``seeds``: of a batch of all."""
     return {
-        "cpu_us": 1e3 * result["cpu_ms_per_batch"] / batch_size,
+        "cpu_us": 1e3 * result["cpu_ms_per_batch"] / seeds,
         "wall_us": 1e6 / result["seeds_per_s"],
     }
 
