@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,10 @@ def test_charts_of_what_costs_grow_with(
     import bench
     import growth
 
-    few = {"seeds a batch": {"4": {"batch_size": 4}, "8": {}}, "node types": {"2": {"types": 2}}}
+    few: dict[str, Any] = {
+        "seeds a batch": {"4": {"batch_size": 4}, "8": {}},
+        "node types": {"2": {"types": 2}},
+    }
     few["node types"]["2"]["task"] = "typed"
     monkeypatch.setattr(growth, "AXES", few)
     summary, drawn = tmp_path / "growth.json", tmp_path / "growth.png"

@@ -74,8 +74,8 @@ def compress(
     # ids go to their places at once, where nothing else has to follow the positions
     at_once = edge_ids is not None and first is None and weights is None
     numbers = edge_ids if at_once and edge_ids is not None else rows[:0]
-    given = (edges.contiguous().numpy() for edges in (rows, cols, numbers))
-    edge_kernels.place_edges(*given, ends, *in_order)
+    row_of, col_of, ids_of = (edges.contiguous().numpy() for edges in (rows, cols, numbers))
+    edge_kernels.place_edges(row_of, col_of, ids_of, ends, *in_order)
     edge_kernels.sort_rows(indptr.numpy(), *in_order)
     if at_once:
         return Adjacency(indptr, indices, order, None)
