@@ -580,8 +580,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         bench = Bench(args, cache, out)
         table = CASES[args.case](bench)
         if args.summary and args.case == "growth":
-            axes = {"axes": growth.medians(bench.growth)}
-            args.summary.write_text(json.dumps({**bench.summary(table), **axes}, indent=1) + "\n")
+            found = {**bench.summary(table), "axes": growth.medians(bench.growth)}
+            del found["seeds_per_s"]  # of peers
+            args.summary.write_text(json.dumps(found, indent=1) + "\n")
             if args.picture:
                 growth.draw(args.summary, args.picture)
         elif args.summary:

@@ -72,12 +72,12 @@ def compress(
     in_order = indices.numpy(), order.numpy()
     ends = indptr[:-1].numpy().copy()
     # ids go to their places at once, where nothing else has to follow the positions
-    at_once = edge_ids is not None and first is None and weights is None
-    numbers = edge_ids if at_once and edge_ids is not None else rows[:0]
+    at_once = edge_ids if first is None and weights is None else None
+    numbers = rows[:0] if at_once is None else at_once
     row_of, col_of, ids_of = (edges.contiguous().numpy() for edges in (rows, cols, numbers))
     edge_kernels.place_edges(row_of, col_of, ids_of, ends, *in_order)
     edge_kernels.sort_rows(indptr.numpy(), *in_order)
-    if at_once:
+    if at_once is not None:
         return Adjacency(indptr, indices, order, None)
     if first is not None:
         order = first[order]
