@@ -156,7 +156,8 @@ class ArraySpec:
     """torch's name of the type."""
     shape: tuple[int, ...]
     blake2b: tuple[str, ...] = ()
-    """Checksum of each `BLOCK_BYTES` of the file, in hex; empty before `seal`."""
+    """Checksum of each `BLOCK_BYTES` of the file, in hex; empty before `seal` of one that was not
+    written whole."""
 
     @property
     def nbytes(self) -> int:
@@ -292,6 +293,13 @@ def block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) 
                 left -= count
             digests.append(block.hexdigest())
     return digests
+
+
+def digests_in_memory(array: Array) -> tuple[str, ...]:
+    """Return the checksums of the blocks of the file that an array in C order is written to."""
+    data = array.reshape(-1).view(np.uint8).data
+    blocks = range(0, data.nbytes, BLOCK_BYTES)
+    return tuple(digest_of(data[start : start + BLOCK_BYTES]) for start in blocks)
 
 
 def check_size(path: Path, spec: ArraySpec) -> FileStamp:

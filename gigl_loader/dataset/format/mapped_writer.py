@@ -23,6 +23,7 @@ from gigl_loader.dataset.format.mapped import (
     Part,
     block_digests,
     check_size,
+    digests_in_memory,
     write_manifest,
 )
 from gigl_loader.dataset.partition.frames import FrameColumns, as_json
@@ -74,9 +75,13 @@ def write_array(part: Part, name: str, array: Array, dtype: str = "") -> None:
         array: Its numbers, or their bits.
         dtype: torch's name of the type, if numpy's differs.
     """
-    write_numbers(part.path(name), array)
+    shape, array = tuple(array.shape), np.ascontiguousarray(array)
+    # beside the write: both release the GIL, and the file is not read again
+    with ThreadPoolExecutor(1) as beside:
+        sums = beside.submit(digests_in_memory, array)
+        write_numbers(part.path(name), array)
     note(int(array.nbytes))
-    part.arrays[name] = ArraySpec(dtype or array.dtype.name, tuple(array.shape))
+    part.arrays[name] = ArraySpec(dtype or array.dtype.name, shape, sums.result())
 
 
 class PartFiles(ExitStack):
@@ -191,6 +196,11 @@ def seal(
     return run
 
 
+def _digests_of_file(path: Path, spec: ArraySpec) -> Sequence[str]:
+    # of an array that was written piece by piece, or copied: the others have theirs
+    return spec.blake2b or block_digests(path, spec.nbytes)
+
+
 def _manifest_body(part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
     body: dict[str, Any] = {}
     for kind, specs in (("arrays", part.arrays), ("files", part.files)):
@@ -201,7 +211,7 @@ def _manifest_body(part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
         }
         for name, path in paths.items():
             check_size(path, specs[name])
-        sums = pool.map(block_digests, paths.values(), [specs[name].nbytes for name in paths])
+        sums = pool.map(_digests_of_file, paths.values(), [specs[name] for name in paths])
         body[kind] = {
             name: {"dtype": specs[name].dtype, "shape": specs[name].shape, "blake2b": digests}
             for name, digests in zip(paths, sums, strict=True)

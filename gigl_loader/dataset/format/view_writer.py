@@ -22,7 +22,7 @@ from gigl_loader.dataset.format.mapped import (
 )
 from gigl_loader.dataset.format.mapped_writer import index_type, seal, write_array
 from gigl_loader.dataset.identity import content_digest
-from gigl_loader.dataset.partition.adjacency import edges_of
+from gigl_loader.dataset.partition.adjacency import edge_ids_of, edges_of
 from gigl_loader.dataset.partition.build import book_table, contiguous_book, ids_of
 from gigl_loader.dataset.partition.frames import as_json
 from gigl_loader.dataset.partition.partition_view import (
@@ -174,8 +174,7 @@ def _add_adjacency(part: Part, view: PartitionView, edge_type: EdgeType, edges: 
     write_array(part, f"{where}/indptr", indptr.numpy())
     write_array(part, f"{where}/indices", indices)
     if edges.has_edge_ids and not label:
-        edge_ids = edges.edge_ids_at(torch.arange(indices.size, device="cpu"))
-        write_array(part, f"{where}/edge_ids", edge_ids.numpy())
+        write_array(part, f"{where}/edge_ids", edge_ids_of(edges).numpy())
     if edges.weights is not None:
         write_array(part, f"{where}/weights", edges.weights.numpy())
 
@@ -357,7 +356,7 @@ def _write_partition(root: Path, view: PartitionView, splits: Splits) -> None:
             save_tensor(path, edges_of(adjacency, "out"))
             continue
         folder = part / "graph" / sub(edge_type)
-        edge_ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel(), device="cpu"))
+        edge_ids = edge_ids_of(adjacency)
         # in the order of edge features: GLT's own files have both in one order
         order = torch.argsort(edge_ids)
         edges = edges_of(adjacency, view.edge_dir)[:, order]
@@ -389,7 +388,7 @@ def _without_weights(view: PartitionView) -> PartitionView:
 def _are_weights(rows: Rows, adjacency: Adjacency) -> bool:
     if adjacency.weights is None or rows.values.dtype != adjacency.weights.dtype:
         return False
-    ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel(), device="cpu"))
+    ids = edge_ids_of(adjacency)
     return torch.equal(rows.values[rows.locate(ids)], adjacency.weights)
 
 

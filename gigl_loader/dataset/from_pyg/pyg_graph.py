@@ -443,7 +443,9 @@ class Cutter:
     def _edges_of(self, edge_type: EdgeType, partition_idx: int) -> Tensor | None:
         if self._count == 1:
             return None
-        return (self._owners[edge_type] == partition_idx).nonzero().view(-1)
+        # numpy's search takes a third of the time of torch's
+        mine = np.flatnonzero((self._owners[edge_type] == partition_idx).numpy())
+        return torch.from_numpy(mine)
 
     def _cut_nodes(self, builder: ViewBuilder, node_type: NodeType, splits: Splits) -> None:
         source, mine, partition_idx = self._source, None, builder.view.partition_idx

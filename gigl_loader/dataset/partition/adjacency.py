@@ -9,6 +9,7 @@ attribute.
 
 import dataclasses
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +37,11 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.runtime.memory.tensors import empty_shared, share_tensor
+from gigl_loader.runtime.system import usable_cpus
+
+_EDGES_OF_A_THREAD = 1_000_000
+"""Edges from which another thread groups them: fewer are done before it starts."""
+_MOST_THREADS = 8
 
 
 def compress(
@@ -75,8 +81,18 @@ def compress(
     at_once = edge_ids if first is None and weights is None else None
     numbers = rows[:0] if at_once is None else at_once
     row_of, col_of, ids_of = (edges.contiguous().numpy() for edges in (rows, cols, numbers))
-    edge_kernels.place_edges(row_of, col_of, ids_of, ends, *in_order)
-    edge_kernels.sort_rows(indptr.numpy(), *in_order)
+
+    def group(begin: int, end: int) -> None:
+        edge_kernels.place_edges(begin, end, row_of, col_of, ids_of, ends, *in_order)
+        edge_kernels.sort_rows(begin, end, indptr.numpy(), *in_order)
+
+    # each thread reads all edges, and writes those of its rows
+    threads = min(usable_cpus(), _MOST_THREADS, 1 + rows.numel() // _EDGES_OF_A_THREAD)
+    shares = torch.arange(threads + 1, device="cpu") * rows.numel() // threads
+    bounds = torch.searchsorted(indptr, shares).clamp_(max=num_rows).tolist()
+    bounds[0], bounds[-1] = 0, num_rows
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(group, bounds[:-1], bounds[1:]))
     if at_once is not None:
         return Adjacency(indptr, indices, order, None)
     if first is not None:
@@ -242,6 +258,14 @@ def edges_of(adjacency: Adjacency, edge_dir: EdgeDir) -> Tensor:
     return torch.stack(ends)
 
 
+def edge_ids_of(adjacency: Adjacency) -> Tensor:
+    """Return ``[num_edges]`` int64, the ids of all edges, which are known; not to be written to."""
+    ids: Tensor | None = adjacency.edge_ids
+    if ids is None:
+        ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel(), device="cpu"))
+    return ids
+
+
 def kept_edges(adjacency: Adjacency, keep: Tensor) -> Adjacency:
     """Return the edges that ``keep`` (``[num_edges]`` bool) selects, with their old ids."""
     before = torch.zeros(keep.numel() + 1, dtype=torch.int64, device="cpu")
@@ -344,7 +368,7 @@ def _of_neighbors(view: PartitionView, edge_type: EdgeType, neighbor: str, time_
 def _of_edges(rows: Rows, adjacency: Adjacency, what: str) -> Any:
     if not adjacency.has_edge_ids:
         raise ConfigError(f"{what} cannot be found: the dataset keeps no edge ids")
-    ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel(), device="cpu"))
+    ids = edge_ids_of(adjacency)
     return _numbers(rows.values, what)[rows.locate(ids).numpy()]
 
 
@@ -424,7 +448,7 @@ def weights_as_given(view: PartitionView, edge_type: EdgeType) -> Tensor:
     assert edges.weights is not None
     if not edges.has_edge_ids:
         return edges.weights
-    places = ids = edges.edge_ids_at(torch.arange(edges.indices.numel(), device="cpu"))
+    places = ids = edge_ids_of(edges)
     given = (view.edge_attributes.get((edge_type, name)) for name in WEIGHT_NAMES)
     rows = next((rows for rows in given if rows is not None), None)
     book = view.edge_books.get(edge_type)
@@ -440,7 +464,7 @@ def _read(view: PartitionView, edge_type: EdgeType, name: str) -> Tensor:
     if not edges.has_edge_ids:
         raise ConfigError(f"weight_attr={name!r} needs edge ids, and {edge_type} keeps none")
     # attributes lie by edge id, weights by position in the adjacency
-    ids = edges.edge_ids_at(torch.arange(edges.indices.numel(), device="cpu"))
+    ids = edge_ids_of(edges)
     book = view.edge_books.get(edge_type)
     # before rows are read: the id of another partition would find no row here, or a wrong one
     if book is not None and bool((book.owner(ids) != view.partition_idx).any()):

@@ -11,10 +11,12 @@ _SHORT = 32
 
 
 @jit
-def place_edges(rows, cols, numbers, ends, indices, order):
-    """Write each edge to the next free place of its row, in the order of the input.
+def place_edges(begin, end, rows, cols, numbers, ends, indices, order):
+    """Write each edge of some rows to the next free place of its row, in the order of the input.
 
     Args:
+        begin: The first of these rows.
+        end: The row after the last.
         rows: ``[num_edges]`` int64.
         cols: ``[num_edges]`` int64.
         numbers: ``[num_edges]`` int64, or ``[0]``: the positions in the input.
@@ -26,29 +28,34 @@ def place_edges(rows, cols, numbers, ends, indices, order):
     for edge in range(rows.shape[0]):
         # the wait is for memory: first for the row's end, then for its next place
         later = rows[min(edge + 2 * _AHEAD, last)]
-        prefetch(at_address(ends.ctypes.data + later * ends.itemsize))
-        place = ends[rows[min(edge + _AHEAD, last)]]
-        prefetch(at_address(indices.ctypes.data + place * indices.itemsize))
-        prefetch(at_address(order.ctypes.data + place * order.itemsize))
-        place = ends[rows[edge]]
-        ends[rows[edge]] = place + 1
-        indices[place] = cols[edge]
-        order[place] = numbers[edge] if numbers.shape[0] else edge
+        if begin <= later and later < end:
+            prefetch(at_address(ends.ctypes.data + later * ends.itemsize))
+        soon = rows[min(edge + _AHEAD, last)]
+        if begin <= soon and soon < end:
+            place = ends[soon]
+            prefetch(at_address(indices.ctypes.data + place * indices.itemsize))
+            prefetch(at_address(order.ctypes.data + place * order.itemsize))
+        row = rows[edge]
+        if begin <= row and row < end:
+            place = ends[row]
+            ends[row] = place + 1
+            indices[place] = cols[edge]
+            order[place] = numbers[edge] if numbers.shape[0] else edge
 
 
 @jit
-def sort_rows(indptr, indices, order):
-    """Sort each row by column; equal ones keep their order."""
-    for row in range(indptr.shape[0] - 1):
-        begin, end = indptr[row], indptr[row + 1]
-        if end - begin > _SHORT:
-            by_column = np.argsort(indices[begin:end], kind="mergesort")
-            indices[begin:end] = indices[begin:end][by_column]
-            order[begin:end] = order[begin:end][by_column]
+def sort_rows(begin, end, indptr, indices, order):
+    """Sort the rows from ``begin`` to ``end`` by column; equal ones keep their order."""
+    for row in range(begin, end):
+        first, last = indptr[row], indptr[row + 1]
+        if last - first > _SHORT:
+            by_column = np.argsort(indices[first:last], kind="mergesort")
+            indices[first:last] = indices[first:last][by_column]
+            order[first:last] = order[first:last][by_column]
             continue
-        for i in range(begin + 1, end):
+        for i in range(first + 1, last):
             column, edge, at = indices[i], order[i], i
-            while at > begin and indices[at - 1] > column:
+            while at > first and indices[at - 1] > column:
                 indices[at], order[at] = indices[at - 1], order[at - 1]
                 at -= 1
             indices[at], order[at] = column, edge
