@@ -89,8 +89,7 @@ def compress(
     # each thread reads all edges, and writes those of its rows
     threads = min(usable_cpus(), _MOST_THREADS, 1 + rows.numel() // _EDGES_OF_A_THREAD)
     shares = torch.arange(threads + 1, device="cpu") * rows.numel() // threads
-    bounds = torch.searchsorted(indptr, shares).clamp_(max=num_rows).tolist()
-    bounds[0], bounds[-1] = 0, num_rows
+    bounds = torch.searchsorted(indptr, shares).tolist()
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(group, bounds[:-1], bounds[1:]))
     if at_once is not None:

@@ -1,9 +1,11 @@
 """Edges in canonical order, books and indexes of rows."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigl_loader.dataset.partition import adjacency
 from gigl_loader.dataset.partition.adjacency import canonical, compress, expand_rows, is_canonical
 from gigl_loader.dataset.partition.build import (
     book_table,
@@ -20,18 +22,39 @@ from tests.dataset.dataset_reference import as_index, rows_of
     # of few rows and columns: long rows, and edges that are there twice
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=300),
     st.randoms(),
+    st.booleans(),
 )
-def test_compress_sorts_whatever_the_input_order(pairs, random) -> None:
+def test_compress_sorts_whatever_the_input_order(pairs, random, weighted) -> None:
     ids = list(range(10, 10 + len(pairs)))
-    random.shuffle(ids)
+    if weighted:
+        random.shuffle(ids)
     edges, edge_ids = as_index(pairs), torch.tensor(ids, dtype=torch.int64)
-    found = compress(edges[0], edges[1], num_rows=5, edge_ids=edge_ids, weights=edge_ids.double())
+    weights = edge_ids.double() if weighted else None
+    found = compress(edges[0], edges[1], num_rows=5, edge_ids=edge_ids, weights=weights)
     expected: dict[int, list] = {}
     for (row, col), edge_id in zip(pairs, ids, strict=True):
-        expected.setdefault(row, []).append((col, edge_id, float(edge_id)))
+        expected.setdefault(row, []).append((col, edge_id, float(edge_id) if weighted else None))
     assert rows_of(found) == {row: sorted(entries) for row, entries in expected.items()}
     assert is_canonical(found)
     assert found.indptr.is_shared()
+
+
+# more threads than rows with edges, too: one row has most of them
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 5, 400])
+def test_each_thread_groups_the_edges_of_its_rows(
+    constants, monkeypatch: pytest.MonkeyPatch, threads: int, rows: int
+) -> None:
+    constants(adjacency, _EDGES_OF_A_THREAD=1)
+    monkeypatch.setattr(adjacency, "usable_cpus", lambda: threads)
+    draw = torch.Generator().manual_seed(0)
+    ends = torch.randint(rows, (2, 2000), generator=draw)
+    ends[0, :1500] = rows // 2
+    found = compress(ends[0], ends[1], num_rows=rows + 3, edge_ids=torch.arange(7, 2007))
+    expected: dict[int, list] = {}
+    for edge_id, (row, col) in enumerate(ends.T.tolist(), 7):
+        expected.setdefault(row, []).append((col, edge_id, None))
+    assert rows_of(found) == {row: sorted(entries) for row, entries in expected.items()}
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12), st.booleans())
